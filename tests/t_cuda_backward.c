@@ -118,12 +118,12 @@ static void parts_are_as_good_as_smaller_tiles(void **state)
 static void few_blocks_take_two_kernels(void **state)
 {
     (void)state;
-    assert_true(cu_backward_sees_few(678, 1, 16384));
-    assert_true(cu_backward_sees_few(2 * 678, 2, 16384));
-    assert_true(cu_backward_sees_few(1270, 1, 16384));
-    assert_false(cu_backward_sees_few(1850, 1, 16384));
-    assert_false(cu_backward_sees_few(2 * 678, 2, 8192));
-    assert_false(cu_backward_sees_few(0, 1, 16384));
+    assert_true(cu_backward_sees_few(678, 1, 16384, BWD_FEW_BLOCKS));
+    assert_true(cu_backward_sees_few(2 * 678, 2, 16384, BWD_FEW_BLOCKS));
+    assert_true(cu_backward_sees_few(1270, 1, 16384, BWD_FEW_BLOCKS));
+    assert_false(cu_backward_sees_few(1850, 1, 16384, BWD_FEW_BLOCKS));
+    assert_false(cu_backward_sees_few(2 * 678, 2, 8192, BWD_FEW_BLOCKS));
+    assert_false(cu_backward_sees_few(0, 1, 16384, BWD_FEW_BLOCKS));
 }
 
 /* ---- compilation ---- */

@@ -1,13 +1,14 @@
-/* What scores and masks read, on CUDA, against the reference: tensors at their own query and
- * key, as tiles (dense.cuh) wherever they lie so that tensor copies take them, element by
- * element elsewhere; and values that scores share, of a key or a diagonal (shares.cuh). Without
- * a GPU programs are compiled for sm_90a, which runs take tiles is asked of made-up runs, and
- * which values are shared of texts. */
+/* What scores and masks read, forward and backward on CUDA, against the reference: tensors at
+ * their own query and key, as tiles (dense.cuh) wherever they lie so that tensor copies take
+ * them, element by element elsewhere; and values that scores share, of a key or a diagonal
+ * (shares.cuh). Without a GPU programs are compiled for sm_90a, which runs take tiles is asked
+ * of made-up runs, and which values are shared of texts. */
 #include "support/device_case.h"
 #include "support/problem_case.h"
 #include "support/short_run.h"
 
 #include "base/convert.h"
+#include "cuda/backward/cuda_backward.h"
 #include "cuda/cuda.h"
 
 #include <math.h>
@@ -20,14 +21,17 @@
 #include <cmocka.h>
 
 enum { MOST = 3 };
-enum { Q, K, V, OUT, LSE, TENSORS };
+enum { ALL_GRADIENTS = SACCADE_GRADIENT_Q | SACCADE_GRADIENT_K | SACCADE_GRADIENT_V };
+enum { Q, K, V, OUT, LSE, D_OUT, DQ, DK, DV, TENSORS };
+static const char *const names[TENSORS] = {"q",    "k",  "v",  "out", "lse",
+                                           "dout", "dq", "dk", "dv"};
 
 /* How a tensor lies: as its shape says; as part of a larger one, whose rows are 8 elements or 1
  * longer; the same elements for all of the first dimension; queries and keys swapped. */
 typedef enum layout { PLAIN, PADDED, ODD, EXPANDED, SWAPPED } layout;
 
-/* index: its dimensions, of b, h, q, k, `more` longer than these are; n: queries and keys
- * together; else a number, counted from the character 0 on. */
+/* index: its dimensions, of b, h, q, k, `more` longer than these are, and NaN past the last
+ * position; n: queries and keys together; else a number, counted from the character 0 on. */
 typedef struct captured {
     const char *name, *index;
     saccade_dtype dtype;
@@ -160,6 +164,16 @@ static const dense_case cases[] = {
     {.problem = "b2 h4 q200 kv304 d64 bf16",
      .score = "score + t[h, q, kv + 1]",
      .of = {TENSOR("t", "hqk", BF16)}},
+    /* NaN past the last query, which no mask hides */
+    {.problem = "b2 h2 q200 kv304 d64 bf16",
+     .score = "score + t[h, q, kv]",
+     .of = {LONGER("t", "hqk", BF16, 16)}},
+    {.problem = "b2 h2 q200 kv304 d128 bf16",
+     .score = "score * t[h, q, kv]",
+     .of = {LONGER("t", "hqk", BF16, 3)}},
+    {.problem = "b2 h2 q200 kv300 d192 bf16",
+     .score = "score + t[h, q, kv]",
+     .of = {LONGER("t", "hqk", F16, 20)}},
 };
 enum { CASES = sizeof cases / sizeof cases[0] };
 
@@ -335,12 +349,27 @@ static void *make(trial *x, int i, saccade_dtype dtype, int64_t count)
     return x->here.memory[i];
 }
 
+/* Makes NaN of the elements whose last index is `first` or more, or the one before it `row`. */
+static void poison(const saccade_tensor *t, int64_t row, int64_t first)
+{
+    const int32_t rank = t->rank;
+    const float nan = NAN;
+    int64_t others = 1;
+    for (int32_t d = 0; d + 2 < rank; d++)
+        others *= t->shape[d];
+    for (int64_t i = 0; i < others * t->shape[rank - 2]; i++)
+        for (int64_t j = 0; j < t->shape[rank - 1]; j++)
+            if (i % t->shape[rank - 2] >= row || j >= first)
+                convert_from_f32(t->dtype, &nan,
+                                 (uint16_t *)t->data + i * t->stride[rank - 2] + j, 1);
+}
+
 static void make_tensors(trial *x)
 {
     const saccade_sizes *s = &x->problem.sizes;
     const int64_t q[4] = {s->B, s->H, s->Q, s->D}, k[4] = {s->B, s->Hkv, s->KV, s->D};
     const int64_t v[4] = {s->B, s->Hkv, s->KV, s->Dv}, o[4] = {s->B, s->H, s->Q, s->Dv};
-    const int64_t *const shapes[TENSORS] = {q, k, v, o, o};
+    const int64_t *const shapes[TENSORS] = {q, k, v, o, o, o, q, k, v};
     for (int i = 0; i < TENSORS; i++) {
         const saccade_dtype dtype = i == LSE ? SACCADE_F32 : x->problem.dtype;
         saccade_tensor *t = &x->here.t[i];
@@ -358,6 +387,8 @@ static void make_tensors(trial *x)
         saccade_tensor t = shape_of(s, of, &count);
         t.data = (char *)make(x, TENSORS + i, of->dtype, count)
                  + (of->layout == PADDED ? 16 / each * each : 0);
+        if (of->more > 0)
+            poison(&t, s->Q + x->c->q_offset, x->c->kv_len ? x->c->kv_len : s->KV);
         x->here.bound[i] = (saccade_binding){of->name, t};
         x->there.bound[i] = (saccade_binding){of->name, copy_there(x, TENSORS + i, &t)};
     }
@@ -426,6 +457,57 @@ static void make_plan(trial *x, side *s, const char *backend)
         fail_msg("block mask of %s: %s", x->c->mask, err.message);
 }
 
+static void *room_for(side *s, size_t bytes, int is_there)
+{
+    void **const room = &s->memory[TENSORS + MOST];
+    const size_t whole = (bytes + 64) / 64 * 64;
+    saccade_device_free(0, is_there ? *room : NULL);
+    if (!is_there)
+        free(*room);
+    *room = is_there ? NULL : aligned_alloc(64, whole);
+    if (is_there)
+        assert_int_equal(saccade_device_alloc(0, whole, room, NULL), SACCADE_OK);
+    return *room;
+}
+
+static void forward(trial *x, side *s, const saccade_positions *positions, int is_there)
+{
+    saccade_forward_args a;
+    saccade_error err = {0};
+    saccade_forward_args_init(&a);
+    a.q = &s->t[Q], a.k = &s->t[K], a.v = &s->t[V];
+    a.out = &s->t[OUT], a.lse = &s->t[LSE];
+    a.positions = positions;
+    a.block_mask = s->blocks;
+    a.bindings = s->bound;
+    a.n_bindings = x->n_bound;
+    a.workspace_bytes = saccade_plan_workspace(s->plan, &x->problem.sizes);
+    a.workspace = room_for(s, a.workspace_bytes, is_there);
+    if (saccade_forward(s->plan, &a, &err) || (is_there && saccade_device_synchronize(0, &err)))
+        fail_msg("%s, %s: %s, %s", x->c->problem, x->c->score, err.where, err.message);
+}
+
+static void backward(trial *x, side *s, const saccade_positions *positions, int is_there)
+{
+    saccade_backward_args a;
+    saccade_error err = {0};
+    saccade_backward_args_init(&a);
+    a.q = &s->t[Q], a.k = &s->t[K], a.v = &s->t[V];
+    a.out = &s->t[OUT], a.lse = &s->t[LSE], a.d_out = &s->t[D_OUT];
+    a.d_q = &s->t[DQ], a.d_k = &s->t[DK], a.d_v = &s->t[DV];
+    a.positions = positions;
+    a.block_mask = s->blocks;
+    a.bindings = s->bound;
+    a.n_bindings = x->n_bound;
+    a.workspace_bytes = saccade_plan_backward_workspace(s->plan, &x->problem.sizes);
+    a.workspace = room_for(s, a.workspace_bytes, is_there);
+    if (saccade_backward(s->plan, &a, &err)
+        || (is_there && saccade_device_synchronize(0, &err)))
+        fail_msg("backward of %s, %s: %s, %s", x->c->problem, x->c->score, err.where,
+                 err.message);
+}
+
+/* And backward, where the plan has it. */
 static void run(trial *x, side *s, int is_there)
 {
     int32_t offset = x->c->q_offset, length = x->c->kv_len;
@@ -433,24 +515,9 @@ static void run(trial *x, side *s, int is_there)
     const saccade_tensor keys = saccade_tensor_of(&length, SACCADE_I32, 0, NULL);
     const saccade_positions positions = {
         .size = sizeof positions, .q_offset = &at, .kv_len = length ? &keys : NULL};
-    void **const room = &s->memory[TENSORS + MOST];
-    saccade_forward_args a;
-    saccade_error err = {0};
-    saccade_forward_args_init(&a);
-    a.q = &s->t[Q], a.k = &s->t[K], a.v = &s->t[V];
-    a.out = &s->t[OUT], a.lse = &s->t[LSE];
-    a.positions = &positions;
-    a.block_mask = s->blocks;
-    a.bindings = s->bound;
-    a.n_bindings = x->n_bound;
-    a.workspace_bytes = (saccade_plan_workspace(s->plan, &x->problem.sizes) + 64) / 64 * 64;
-    if (!*room && is_there)
-        assert_int_equal(saccade_device_alloc(0, a.workspace_bytes, room, NULL), SACCADE_OK);
-    else if (!*room)
-        *room = aligned_alloc(64, a.workspace_bytes);
-    a.workspace = *room;
-    if (saccade_forward(s->plan, &a, &err) || (is_there && saccade_device_synchronize(0, &err)))
-        fail_msg("%s, %s: %s, %s", x->c->problem, x->c->score, err.where, err.message);
+    forward(x, s, &positions, is_there);
+    if (x->problem.gradients)
+        backward(x, s, &positions, is_there);
 }
 
 static float *fetch(const trial *x, int which)
@@ -487,33 +554,53 @@ static void compare(const trial *x, int which, const float *got)
     if (!(sqrt(error) <= 2 * eps * sqrt(norm)))
         fail_msg("%s, score %s, mask %s: %s has relative error %.3g", x->c->problem,
                  x->c->score ? x->c->score : "none", x->c->mask ? x->c->mask : "none",
-                 which == LSE ? "lse" : "out", sqrt(error / norm));
+                 names[which], sqrt(error / norm));
 }
 
-static void holds(const dense_case *c)
+/* Results are right, and the same the second time. */
+static void results_hold(trial *x, float *(*first)[TENSORS])
+{
+    static const int results[] = {OUT, LSE, DQ, DK, DV};
+    for (int i = 0; i < (x->problem.gradients ? 5 : 2); i++) {
+        const int which = results[i];
+        const size_t each = saccade_dtype_bytes(x->here.t[which].dtype);
+        float *got = fetch(x, which);
+        compare(x, which, got);
+        if ((*first)[which])
+            assert_memory_equal(got, (*first)[which], x->bytes[which] / each * sizeof *got);
+        free((*first)[which]);
+        (*first)[which] = got;
+    }
+}
+
+static void hold_with(const dense_case *c, uint32_t gradients)
 {
     trial x;
-    float *first = NULL;
+    float *first[TENSORS] = {NULL};
     open_trial(&x, c);
+    x.problem.gradients = gradients;
     make_tensors(&x);
     make_plan(&x, &x.here, "ref");
     make_plan(&x, &x.there, "cuda");
     run(&x, &x.here, 0);
     for (int round = 0; round < 2; round++) {
         run(&x, &x.there, 1);
-        float *out = fetch(&x, OUT), *lse = fetch(&x, LSE);
-        compare(&x, OUT, out);
-        compare(&x, LSE, lse);
-        if (round)
-            assert_memory_equal(
-                out, first, x.bytes[OUT] / saccade_dtype_bytes(x.problem.dtype) * sizeof *out);
-        free(first);
-        free(lse);
-        first = out;
+        results_hold(&x, &first);
     }
-    free(first);
+    for (int i = 0; i < TENSORS; i++)
+        free(first[i]);
     free_sides(&x);
     close_trial(&x);
+}
+
+static void holds(const dense_case *c)
+{
+    hold_with(c, 0);
+}
+
+static void gradients_hold(const dense_case *c)
+{
+    hold_with(c, ALL_GRADIENTS);
 }
 
 static void all_hold(void **state)
@@ -543,10 +630,20 @@ static void all_shared_hold(void **state)
         shares_hold(&shared_cases[i]);
 }
 
+static void all_gradients_hold(void **state)
+{
+    (void)state;
+    if (!has_device())
+        skip();
+    for (int i = 0; i < CASES; i++)
+        gradients_hold(&cases[i]);
+}
+
 /* Every way of loading and reading once: what tools/cuda-sanitize runs. */
 static void few_of_each(void **state)
 {
     static const int few[] = {0, 2, 4, 11, 12, 14, 16, 18}, few_shared[] = {1, 7, 11, 12};
+    static const int backward[] = {0, 1, 3, 12, 17, 20};
     (void)state;
     if (!has_device())
         skip();
@@ -554,6 +651,8 @@ static void few_of_each(void **state)
         holds(&cases[few[i]]);
     for (size_t i = 0; i < sizeof few_shared / sizeof few_shared[0]; i++)
         shares_hold(&shared_cases[few_shared[i]]);
+    for (size_t i = 0; i < sizeof backward / sizeof backward[0]; i++)
+        gradients_hold(&cases[backward[i]]);
 }
 
 /* ---- without a GPU ---- */
@@ -564,8 +663,10 @@ static void compile_one(const dense_case *c, int is_ragged, cu_program which)
     trial x;
     saccade_error err = {0};
     cu_tile plain;
+    const int is_backward = which == CU_BWD_DENSE;
     open_trial(&x, c);
     x.problem.ragged = is_ragged;
+    x.problem.gradients = is_backward ? ALL_GRADIENTS : 0;
     make_plan(&x, &x.here, "cpu"); /* a derived problem */
     const plan_problem *p = &x.here.plan->problem;
     cu_state s = {.family = CU_SM90};
@@ -575,10 +676,12 @@ static void compile_one(const dense_case *c, int is_ragged, cu_program which)
     snprintf(s.arch, sizeof s.arch, "sm_90a");
     assert_int_equal(cu_emit_mod(p, &text, &s.facts, &err), SACCADE_OK);
     s.mod_text = strbuf_steal(&text);
+    if (is_backward)
+        assert_int_equal(cu_backward_emit(&s, p, &x.here.plan->arena, &err), SACCADE_OK);
     assert_true(cu_program_kinds[which].choose(&s, p, 0, &program->form));
     assert_true(
         cu_tile_choice(CU_SM90, (int)p->sizes.D, (int)p->sizes.Dv, p->dtype, 0, &plain));
-    if (x.n_bound == 1 && which != CU_SMALL) { /* as large as without what is read */
+    if (x.n_bound == 1 && which != CU_SMALL && !is_backward) { /* as large as without */
         assert_int_equal(program->form.tile.keys, plain.keys);
         assert_int_equal(program->form.tile.groups, plain.groups);
     }
@@ -591,6 +694,7 @@ static void compile_one(const dense_case *c, int is_ragged, cu_program which)
         assert_false(program->image.report.is_serialised);
     }
     free(s.mod_text);
+    free(s.backward_text);
     cu_free_programs(&s);
     saccade_block_mask_destroy(x.here.blocks);
     saccade_plan_destroy(x.here.plan);
@@ -600,11 +704,13 @@ static void compile_one(const dense_case *c, int is_ragged, cu_program which)
 static void compile_only(void **state)
 {
     static const int few[] = {0, 3, 6, 16}, few_shared[] = {5, 3, 8, 9};
+    static const int backward[] = {0, 3, 1, 17};
     const int n = is_short_run() ? 2 : (int)(sizeof few / sizeof few[0]);
     (void)state;
     for (int i = 0; i < n; i++) {
         compile_one(&cases[few[i]], 0, CU_DENSE);
         compile_one(&shared_cases[few_shared[i]], 0, CU_MAIN);
+        compile_one(&cases[backward[i]], 0, CU_BWD_DENSE);
     }
     compile_one(&shared_cases[5], 1, CU_MAIN);
     compile_one(&shared_cases[9], 0, CU_SMALL);
@@ -706,45 +812,45 @@ static void runs_that_take_tiles(void **state)
                     .score_env = {.tensors = &t}};
     (void)state;
     s.facts.dense[0] = (cu_dense){.rank = 3, .bytes = 2, .q = 1, .kv = 2};
-    assert_true(run_takes_dense(&plan, &run));
+    assert_true(run_takes_dense(&plan, &run, CU_DENSE));
     t.stride[0] = 0; /* shared by heads */
-    assert_true(run_takes_dense(&plan, &run));
+    assert_true(run_takes_dense(&plan, &run, CU_DENSE));
     t.stride[0] = 200 * 304 + 4;
-    assert_false(run_takes_dense(&plan, &run));
+    assert_false(run_takes_dense(&plan, &run, CU_DENSE));
     t.shape[0] = 1; /* a stride that makes no difference */
-    assert_true(run_takes_dense(&plan, &run));
+    assert_true(run_takes_dense(&plan, &run, CU_DENSE));
     run.sizes.Q = t.shape[1] = 1;
     t.stride[1] = 305;
-    assert_true(run_takes_dense(&plan, &run));
+    assert_true(run_takes_dense(&plan, &run, CU_DENSE));
     run.sizes.Q = 200;
     t = as_it_is;
     t.stride[1] = 0; /* shared by queries */
-    assert_false(run_takes_dense(&plan, &run));
+    assert_false(run_takes_dense(&plan, &run, CU_DENSE));
     t.stride[1] = 305;
-    assert_false(run_takes_dense(&plan, &run));
+    assert_false(run_takes_dense(&plan, &run, CU_DENSE));
     t = as_it_is;
     t.data = (void *)4098;
-    assert_false(run_takes_dense(&plan, &run));
+    assert_false(run_takes_dense(&plan, &run, CU_DENSE));
     t = as_it_is;
     t.stride[2] = 2;
-    assert_false(run_takes_dense(&plan, &run));
+    assert_false(run_takes_dense(&plan, &run, CU_DENSE));
     t.stride[1] = 1, t.stride[2] = 200; /* queries side by side */
-    assert_true(run_takes_dense(&plan, &run));
+    assert_true(run_takes_dense(&plan, &run, CU_DENSE));
     t.stride[2] = 204;
-    assert_false(run_takes_dense(&plan, &run));
+    assert_false(run_takes_dense(&plan, &run, CU_DENSE));
     t = as_it_is;
     run.sizes.KV = 305; /* the last key is clamped */
-    assert_false(run_takes_dense(&plan, &run));
+    assert_false(run_takes_dense(&plan, &run, CU_DENSE));
     run.sizes.KV = 304;
     run.positions.q_offset = at;
-    assert_true(run_takes_dense(&plan, &run));
+    assert_true(run_takes_dense(&plan, &run, CU_DENSE));
     offset = 1;
-    assert_false(run_takes_dense(&plan, &run));
+    assert_false(run_takes_dense(&plan, &run, CU_DENSE));
     offset = -1;
-    assert_false(run_takes_dense(&plan, &run));
+    assert_false(run_takes_dense(&plan, &run, CU_DENSE));
     offset = 0;
     run.positions.q_offset.device.kind = SACCADE_CUDA; /* not to be read here */
-    assert_false(run_takes_dense(&plan, &run));
+    assert_false(run_takes_dense(&plan, &run, CU_DENSE));
 }
 
 int main(int argc, char **argv)
@@ -760,6 +866,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(runs_that_take_tiles),
         cmocka_unit_test(few_of_each),
         cmocka_unit_test(all_hold),
+        cmocka_unit_test(all_gradients_hold),
         cmocka_unit_test(all_shared_hold),
     };
     if (argc > 1)

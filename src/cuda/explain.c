@@ -217,18 +217,27 @@ static void put_pages(const saccade_plan *plan, strbuf *out)
 }
 
 /* Tensors that come as tiles where a run's strides allow it. */
-static void put_dense(const cu_state *s, const plan_problem *p, strbuf *out)
+static void put_dense(const char *what, const cu_loaded *l, const cu_mod_text *facts, int rows,
+                      int columns, const plan_problem *p, strbuf *out)
 {
-    const cu_loaded *l = &s->programs[CU_DENSE];
     if (!l->image.code)
         return;
-    strbuf_puts(out, "dense reads:");
-    for (int r = 0; r < s->facts.n_dense; r++) {
-        const mod_fn *fn = r < s->facts.n_dense_score ? p->score : p->mask;
-        strbuf_printf(out, "%s %s", r ? "," : "", fn->captures[s->facts.dense[r].capture].name);
+    strbuf_printf(out, "%s:", what);
+    for (int r = 0; r < facts->n_dense; r++) {
+        const mod_fn *fn = r < facts->n_dense_score ? p->score : p->mask;
+        strbuf_printf(out, "%s %s", r ? "," : "", fn->captures[facts->dense[r].capture].name);
     }
-    strbuf_printf(out, ", in tiles of %dx%d where keys or queries lie side by side\n",
-                  cu_tile_rows(CU_SM90, &l->form.tile), l->form.tile.keys);
+    strbuf_printf(out, ", in tiles of %dx%d where keys or queries lie side by side\n", rows,
+                  columns);
+}
+
+static void put_all_dense(const cu_state *s, const plan_problem *p, strbuf *out)
+{
+    const cu_loaded *forward = &s->programs[CU_DENSE], *backward = &s->programs[CU_BWD_DENSE];
+    put_dense("dense reads", forward, &s->facts, cu_tile_rows(CU_SM90, &forward->form.tile),
+              forward->form.tile.keys, p, out);
+    put_dense("dense reads, backward", backward, &s->backward_facts, BWD_ROWS,
+              backward->form.tile.keys, p, out);
 }
 
 /* What is made once for many scores: see emit_shares.c. */
@@ -261,7 +270,7 @@ saccade_status cu_explain(const saccade_plan *plan, strbuf *out, saccade_error *
     strbuf_printf(out, "serialised products: %s\n", worst.is_serialised ? "yes" : "no");
     strbuf_printf(out, "offsets: %s\n",
                   form->tile.is_lazy ? "late, with a second pass" : "exact");
-    put_dense(s, &plan->problem, out);
+    put_all_dense(s, &plan->problem, out);
     if (s->family == CU_SM90) {
         put_shares("shared values", &s->facts, out);
         if (cu_backward_has_tiles(s))

@@ -28,14 +28,34 @@ static int stores_elements(const cu_state *s, const plan_problem *p)
     return n > 0;
 }
 
-/* Sums in fixed point need a bound of the score function's slope. Elements are stored beside
- * the product of dQ where two groups leave registers for that: with three they come after it,
- * and a step takes twice as long (docs/lab/118). */
+/* The first of the choices of tiles. Elements are stored beside the product of dQ where two
+ * groups leave registers for that: with three they come after it, and a step takes twice as
+ * long (docs/lab/118). */
+static int first_choice(const cu_state *s, const plan_problem *p)
+{
+    return stores_elements(s, p) && p->sizes.D <= 64 && p->sizes.Dv <= 64;
+}
+
+/* Sums in fixed point need a bound of the score function's slope. */
 int cu_backward_tiles_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
 {
-    rung += stores_elements(s, p) && p->sizes.D <= 64 && p->sizes.Dv <= 64;
+    rung += first_choice(s, p);
     return p->gradients & BY_TILES && s->family == CU_SM90 && cu_backward_is_bounded(s, p)
            && cu_backward_tile_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv), rung, out);
+}
+
+/* Tensors that scores and masks read at their own query and key come as tiles, beside programs
+ * that read them one by one. */
+int cu_backward_dense_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
+{
+    const cu_mod_text *facts = &s->backward_facts;
+    cu_form tiles;
+    int bytes = 0;
+    for (int r = 0; r < facts->n_dense; r++)
+        bytes += facts->dense[r].bytes;
+    return bytes && !p->is_ragged && !p->is_invariant && cu_backward_tiles_form(s, p, 0, &tiles)
+           && cu_backward_dense_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv), bytes,
+                                       first_choice(s, p), rung, out);
 }
 
 /* The second of two choices, of fewer keys; gradients of captures are left to the first. */

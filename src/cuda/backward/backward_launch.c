@@ -111,15 +111,20 @@ static void fill(const saccade_plan *plan, const plan_run *run, const plan_gradi
     fill_touched(run, p);
 }
 
+/* Whether a program is bwd_sm90.cu's. */
+static int makes_sums(cu_program program)
+{
+    return program == CU_BWD_TILES || program == CU_BWD_SHORT || program == CU_BWD_DENSE;
+}
+
 /* Where lse and delta of the rows lie, for this program. */
 static void fill_rows(const saccade_plan *plan, const plan_run *run, const plan_gradients *g,
                       cu_program program, cu_bwd *p)
 {
     const cu_backward_space at = cu_backward_space_of(plan, &run->sizes, g);
-    const int has_sums = program == CU_BWD_TILES || program == CU_BWD_SHORT;
-    char *base = !at.is_in_result ? run->workspace
-                 : has_sums       ? g->dq->data
-                                  : (char *)run->workspace + at.dq_sum;
+    char *base = !at.is_in_result      ? run->workspace
+                 : makes_sums(program) ? g->dq->data
+                                       : (char *)run->workspace + at.dq_sum;
     p->lse2 = (float *)(base + at.lse2);
     p->minus_delta = (float *)(base + at.minus_delta);
 }
@@ -334,9 +339,12 @@ static saccade_status start_tiles(const saccade_plan *plan, const plan_run *run,
     const int D = cu_padded(plan->problem.sizes.D);
     const int64_t blocks = (int64_t)l->p.f.B * l->p.f.H * l->p.n_mblk;
     cu_map *m = l->a.maps;
-    void *parameters[] = {&l->p, l->a.captures, &m[0], &m[1], &m[2], &l->d_out, &l->captured.c};
+    void *parameters[] = {&l->p, l->a.captures, &m[0],          &m[1],
+                          &m[2], &l->d_out,     &l->captured.c, l->a.dense};
     void *finish[] = {&l->p, l->a.captures, &l->captured.c};
     TRY(encode_maps(run, g, program->form.tile.keys, l, err));
+    if (which == CU_BWD_DENSE)
+        TRY(run_map_dense(plan, run, which, &l->a, &l->p.f.dense_turned, err));
     TRY(start_prepare(plan, l, err));
     TRY(start_sinks(plan, l, err));
     keys_kernel k = keys_kernel_of(plan, program, 1);
@@ -444,6 +452,15 @@ static saccade_status start_plain(const saccade_plan *plan, const plan_run *run,
 
 /* ---- a run ---- */
 
+static int takes_dense(const saccade_plan *plan, const plan_run *run)
+{
+    const cu_state *s = plan->state;
+    return cu_backward_has_dense(s)
+           && cu_backward_is_suited(run->block_mask, BWD_ROWS,
+                                    s->programs[CU_BWD_DENSE].form.tile.keys)
+           && run_takes_dense(plan, run, CU_BWD_DENSE);
+}
+
 /* Which program makes dQ, dK and dV of a run. */
 static cu_program choose(const saccade_plan *plan, const plan_run *run, const cu_bwd *p)
 {
@@ -453,8 +470,12 @@ static cu_program choose(const saccade_plan *plan, const plan_run *run, const cu
     const cu_form *wide = &s->programs[CU_BWD_WIDE].form;
     if (p->f.is_plain)
         return CU_BWD_PLAIN;
-    if (cu_backward_takes_few(plan, run->block_mask, run->q->device.index, &run->sizes))
+    const int is_dense = takes_dense(plan, run);
+    if (cu_backward_takes_few(plan, run->block_mask, run->q->device.index, &run->sizes,
+                              is_dense ? BWD_FEW_DENSE : BWD_FEW_BLOCKS))
         return CU_BWD_FEW;
+    if (is_dense)
+        return CU_BWD_DENSE;
     if (cu_backward_takes_short(plan, &run->sizes, !!run->block_mask)
         && (!run->block_mask
             || cu_backward_key_runs(plan, run->block_mask, run->q->device.index, &run->sizes,
@@ -527,7 +548,7 @@ static saccade_status start_whole(const saccade_plan *plan, const plan_run *run,
     TRY(run_captures(problem->mask, run->mask_env.tensors, l.a.captures + n_score, err));
     TRY(run_make_ready(s, problem, driver, run->q->device.index, err));
     const size_t captures_at = cu_aligned(cu_backward_space_of(plan, &run->sizes, g).bytes);
-    TRY(cu_begin_captures(plan, run, g, captures_at, program == CU_BWD_TILES, &l.a, &l.captured,
+    TRY(cu_begin_captures(plan, run, g, captures_at, makes_sums(program), &l.a, &l.captured,
                           err));
     TRY(start_program(plan, run, g, program, &l, err));
     fill_queries(problem, runs.queries, &l.p);

@@ -29,23 +29,23 @@ const cu_runs *cu_backward_key_runs(const saccade_plan *plan, const saccade_bloc
 
 /* Without a block mask: many heads of few keys, of which a tile of more would be empty in part.
  * Query heads are not cut into parts here. */
-static int sees_few(const saccade_plan *plan, const saccade_sizes *sizes, int keys)
+static int sees_few(const saccade_plan *plan, const saccade_sizes *sizes, int keys, int most)
 {
     const cu_state *s = plan->state;
     const int64_t blocks = ceil_div(sizes->KV, keys);
-    return plan->problem.group == 1 && !plan->problem.has_chunks && blocks <= BWD_FEW_BLOCKS
+    return plan->problem.group == 1 && !plan->problem.has_chunks && blocks <= most
            && sizes->B * sizes->Hkv * blocks >= 2 * s->device.n_sm;
 }
 
 int cu_backward_takes_few(const saccade_plan *plan, const saccade_block_mask *mask, int device,
-                          const saccade_sizes *sizes)
+                          const saccade_sizes *sizes, int most)
 {
     const cu_state *s = plan->state;
     const int keys = s->programs[CU_BWD_FEW].form.tile.keys;
     if (!keys || !cu_backward_is_suited(mask, BWD_ROWS, keys))
         return 0;
     if (!mask)
-        return sees_few(plan, sizes, keys);
+        return sees_few(plan, sizes, keys, most);
     if (cu_has_captures(&plan->problem)) /* their tiles are walked beside */
         return 0;
     const cu_runs *runs = cu_backward_key_runs(plan, mask, device, sizes, keys);
@@ -53,7 +53,7 @@ int cu_backward_takes_few(const saccade_plan *plan, const saccade_block_mask *ma
         return 0;
     const int64_t lists = (int64_t)runs->list_batches * runs->list_heads;
     return s->tiles == 's'
-           || (cu_backward_sees_few(runs->n_blocks, lists, sizes->Q)
+           || (cu_backward_sees_few(runs->n_blocks, lists, sizes->Q, most)
                && !cu_backward_takes_short(plan, sizes, 1));
 }
 
@@ -65,6 +65,7 @@ saccade_status cu_backward_make_runs(const saccade_plan *plan, const saccade_blo
     const int tile_keys = s->programs[CU_BWD_TILES].form.tile.keys, keys = plain->tile.keys;
     const int wide_rows = s->programs[CU_BWD_WIDE].form.backward.stay;
     const int short_keys = s->programs[CU_BWD_SHORT].form.tile.keys, of_keys = key_runs(plan);
+    const int dense_keys = s->programs[CU_BWD_DENSE].form.tile.keys;
     const cu_driver *driver;
     FAIL_AT(!cu_backward_is_suited(mask, BWD_ROWS, keys), SACCADE_EINVAL, "block_mask", 0, 0,
             "got imported blocks of %d x %d, expected multiples of %d x %d for gradients",
@@ -77,8 +78,11 @@ saccade_status cu_backward_make_runs(const saccade_plan *plan, const saccade_blo
         && cu_backward_is_suited(mask, BWD_ROWS, short_keys))
         TRY(cu_runs_make(driver, device, mask, BWD_ROWS, short_keys, of_keys, sizes, plan,
                          err));
+    if (cu_backward_has_dense(s) && cu_backward_is_suited(mask, BWD_ROWS, dense_keys))
+        TRY(cu_runs_make(driver, device, mask, BWD_ROWS, dense_keys, of_keys, sizes, plan,
+                         err));
     TRY(cu_runs_make(driver, device, mask, BWD_ROWS, keys, of_keys, sizes, plan, err));
-    if (cu_backward_takes_few(plan, mask, device, sizes))
+    if (cu_backward_takes_few(plan, mask, device, sizes, BWD_FEW_BLOCKS))
         TRY(cu_runs_make(driver, device, mask, BWD_ROWS, keys, 1, sizes, plan, err));
     if (cu_backward_has_wide(s) && cu_backward_is_suited(mask, wide_rows, keys))
         TRY(cu_runs_make(driver, device, mask, wide_rows, keys, 1, sizes, plan, err));

@@ -27,6 +27,28 @@ int cu_backward_tile_choice(int D, int E, int rung, cu_form *out)
     return 1;
 }
 
+/* Two stages are enough where consumers say when they are done with one (FREES_EARLY). */
+static int fit_stages(int D, int E, cu_form *form)
+{
+    enum { STAGES_MOST = 3 }; /* dense reads have two places */
+    const int least = STAGES_MOST - form->backward.is_split;
+    form->tile.stages = STAGES_MOST;
+    while (form->tile.stages > least
+           && cu_backward_shared_bytes(form, D, E) > cu_shared_most(90))
+        form->tile.stages--;
+    return cu_backward_shared_bytes(form, D, E) <= cu_shared_most(90);
+}
+
+int cu_backward_dense_choice(int D, int E, int bytes, int first, int rung, cu_form *out)
+{
+    for (int i = first; cu_backward_tile_choice(D, E, i, out); i++) {
+        out->dense_bytes = bytes;
+        if (fit_stages(D, E, out) && rung-- == 0)
+            return 1;
+    }
+    return 0;
+}
+
 /* A key takes 1.15 times as long where two groups share a step as where three do (b1 h32 q15360
  * d64, docs/lab/021). */
 int cu_backward_is_short(const cu_form *first, const cu_form *second,
@@ -53,9 +75,9 @@ int cu_backward_is_short(const cu_form *first, const cu_form *second,
 /* Five products and sums of dQ in memory take longer than seven products without, with two
  * CTAs and more to a multiprocessor, where blocks of queries meet few blocks of 64 keys: 1.06
  * to 1.27 times as long up to 5 of them, 0.95 times with 7 (docs/lab/061). */
-int cu_backward_sees_few(int64_t blocks, int64_t lists, int64_t Q)
+int cu_backward_sees_few(int64_t blocks, int64_t lists, int64_t Q, int most)
 {
-    return blocks > 0 && blocks <= BWD_FEW_BLOCKS * lists * ((Q + BWD_ROWS - 1) / BWD_ROWS);
+    return blocks > 0 && blocks <= most * lists * ((Q + BWD_ROWS - 1) / BWD_ROWS);
 }
 
 static int wide_shared(const cu_form *f, int D, int E);
@@ -204,10 +226,13 @@ static int panels(int dim)
 static int tile_shared(const cu_form *f, int columns)
 {
     const int keys = f->tile.keys, stages = f->tile.stages;
-    const int stats = 2 * BWD_ROWS * 4, steps = 10 * 16, barriers = 8 * (9 + 2 * stages);
+    const int frees_early = f->backward.is_split && stages == 2;
+    const int stats = 2 * BWD_ROWS * 4, steps = 10 * 16;
+    const int barriers = 8 * (9 + (2 + frees_early) * stages);
     const int stagings = 2 * BWD_ROWS * 64 * 4, lines = keys * 4 + 96 + 160;
+    const int dense = CU_DENSE_STAGES * BWD_ROWS * keys * f->dense_bytes;
     return columns * keys * 128 + stages * (columns * BWD_ROWS * 128 + stats) + 2 * keys * 128
-           + stagings + steps + lines + barriers;
+           + stagings + dense + steps + lines + barriers;
 }
 
 /* as keys_carve() of bwd_wide.cu lays it out */
@@ -397,6 +422,8 @@ static void put_config(const plan_problem *p, const cu_form *form, const cu_mod_
         {"LATE_SLOPE", is_late},
         {"TM", form->backward.rows},
         {"TN", form->backward.rows},
+        {"TILE_ROWS", form->tile.keys},
+        {"DENSE", form->dense_bytes > 0},
         {"PARTS", form->backward.parts},
         {"THIRDS", form->backward.is_thirds},
         {"DROP", p->weight != NULL},

@@ -34,6 +34,11 @@ static inline int cu_backward_has_tiles(const cu_state *s)
     return s->programs[CU_BWD_TILES].form.tile.groups > 0;
 }
 
+static inline int cu_backward_has_dense(const cu_state *s)
+{
+    return s->programs[CU_BWD_DENSE].form.tile.groups > 0;
+}
+
 static inline int cu_backward_has_wide(const cu_state *s)
 {
     return s->programs[CU_BWD_WIDE].form.tile.groups > 0;
@@ -103,6 +108,9 @@ int cu_backward_tile_choice(int D, int E, int rung, cu_form *out);
 int cu_backward_is_short(const cu_form *first, const cu_form *second,
                          const saccade_sizes *sizes, int n_sm, int group, int cuts_rows,
                          int has_mask);
+/* Of its choices from the first'th on the rung'th that fits where dense reads come as tiles, so
+ * many bytes for a score. */
+int cu_backward_dense_choice(int D, int E, int bytes, int first, int rung, cu_form *out);
 /* cu_backward_tile_choice for bwd_wide.cu. */
 int cu_backward_wide_choice(int D, int E, int rung, cu_form *out);
 /* cu_backward_tile_choice for bwd_f32.cu. */
@@ -110,8 +118,8 @@ int cu_backward_f32_choice(int D, int E, int rung, cu_form *out);
 /* cu_backward_tile_choice for runs whose rows see few keys: CU_BWD_FEW. */
 int cu_backward_few_choice(int D, int E, int rung, cu_form *out);
 /* Whether CU_BWD_FEW takes less time than CU_BWD_TILES. blocks: live ones of 64 x 64 of all
- * lists. */
-int cu_backward_sees_few(int64_t blocks, int64_t lists, int64_t Q);
+ * lists; most: BWD_FEW_BLOCKS, or BWD_FEW_DENSE in the place of CU_BWD_DENSE. */
+int cu_backward_sees_few(int64_t blocks, int64_t lists, int64_t Q, int most);
 /* The form of bwd_sm80.cu. */
 cu_form cu_backward_pass_choice(int D, int E);
 /* cu_backward_pass_choice for f32. */
@@ -149,6 +157,7 @@ static inline int cu_backward_takes_short(const saccade_plan *plan, const saccad
 
 int cu_backward_tiles_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
 int cu_backward_short_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
+int cu_backward_dense_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
 int cu_backward_few_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
 int cu_backward_wide_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
 int cu_backward_f32_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out);
@@ -176,9 +185,9 @@ int cu_backward_is_suited(const saccade_block_mask *mask, int rows, int keys);
 saccade_status cu_backward_make_runs(const saccade_plan *plan, const saccade_block_mask *mask,
                                      int device, const saccade_sizes *sizes,
                                      saccade_error *err);
-/* Whether a run with this block mask takes CU_BWD_FEW. */
+/* Whether a run with this block mask takes CU_BWD_FEW. most: as in cu_backward_sees_few. */
 int cu_backward_takes_few(const saccade_plan *plan, const saccade_block_mask *mask, int device,
-                          const saccade_sizes *sizes);
+                          const saccade_sizes *sizes, int most);
 /* The copy made before of the blocks of queries that tiles of so many keys meet, or NULL. */
 const cu_runs *cu_backward_key_runs(const saccade_plan *plan, const saccade_block_mask *mask,
                                     int device, const saccade_sizes *sizes, int keys);

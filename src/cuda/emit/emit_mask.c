@@ -131,13 +131,16 @@ saccade_status emit_mask(emitter *e, cu_mod_text *facts, saccade_error *err)
 {
     facts->mask = CU_MASK_NONE;
     facts->has_sure_keys = 0;
-    if (!e->problem->mask)
+    if (!e->problem->mask) {
+        strbuf_puts(e->out, "#define MASK_TILES\n");
         return SACCADE_OK;
+    }
     const pass_limits *limits = plan_limits(e->problem);
     e->fn = e->problem->mask;
     if (limits) {
         e->fn = limits->fn;
         put_interval(e, limits->node);
+        strbuf_puts(e->out, "#define MASK_TILES\n");
         facts->mask = CU_MASK_INTERVAL;
         return SACCADE_OK;
     }

@@ -19,7 +19,8 @@ static void put_slope4(const emitter *e, const uint32_t results[2])
 {
     strbuf_printf(e->out,
                   "DEVICE void slope4(%s, const slope_row &r0, const slope_row &r1,\n"
-                  "                   int k0, int k1, float (&x)[4], float (&slope)[4]%s)\n{\n",
+                  "                   int k0, int k1, float (&x)[4], float (&slope)[4]"
+                  " SCORE_TILES%s)\n{\n",
                   EMIT_SIGNATURE, e->shares ? ", const slope_shared &shared" : "");
     emit_nodes(e, COLUMN, NULL);
     emit_nodes(e, ELEMENT, NULL);
@@ -121,7 +122,7 @@ saccade_status emit_slope(emitter *e, arena *scratch, cu_mod_text *facts, saccad
         strbuf_puts(e->out, "#define SLOPE_ONE 1\n#define SCORE_MAY_MASK 0\n"
                             "#define SLOPE_IS_FINITE 1\n#define SLOPE_CAP 0\n"
                             "#define SCORE_LINE 0\n#define ROW_SLOPE 0\n"
-                            "#define HEAD_SLOPE 0\n");
+                            "#define HEAD_SLOPE 0\n#define SCORE_TILES\n");
         return SACCADE_OK;
     }
     cu_find_reads(p, &reads);
@@ -143,13 +144,15 @@ saccade_status emit_slope(emitter *e, arena *scratch, cu_mod_text *facts, saccad
         kept[results[i]] |= emit_rate_of(n) == ROW && !emit_is_leaf(n);
     }
     emit_row_struct(e, "slope", kept);
-    put_slope4(e, results);
     free(kept);
+    TRY(emit_dense(e, "score", "SCORE", facts, err));
+    put_slope4(e, results);
     TRY(emit_shares(e, "slope", "SLOPE", results, 2, 1, facts, err));
     if (e->shares) {
         put_slope4(e, results);
         emit_shares_end(e);
     }
+    e->n_dense = 0;
     facts->is_head_slope = emit_has_head_slope(p);
     if (cu_has_captures(p)) {
         TRY(emit_reads(e, &reads, results, facts, err));

@@ -7,7 +7,8 @@
 enum {
     BWD_ROWS = 64,          /* queries of a step, and of a tile of dQ */
     BWD_WIDE_ROWS = 128,    /* queries of a CTA of bwd_wide_queries */
-    BWD_FEW_BLOCKS = 5,     /* blocks of keys that a block of queries meets, at most */
+    BWD_FEW_BLOCKS = 5,     /* blocks of keys that a block of queries meets, at most, */
+    BWD_FEW_DENSE = 1,      /* .. where other kernels have dense reads as tiles */
     BWD_CHUNKS = 32,        /* parts of a head whose bounds are found apart, at most */
     BWD_LSE_MOST = 1 << 18, /* beyond it f32 does not tell weights: see bwd_row.cuh */
     BWD_OF_Q = 1,
@@ -15,8 +16,8 @@ enum {
     BWD_OF_V = 4,
     BWD_OF_SINKS = 16,
     PREPARE_THREADS = 256, /* of a CTA of bwd_prepare */
-    SINK_THREADS = 1024, /* of a CTA of bwd_sinks */
-    JOIN_THREADS = 256   /* of a CTA of bwd_join */
+    SINK_THREADS = 1024,   /* of a CTA of bwd_sinks */
+    JOIN_THREADS = 256     /* of a CTA of bwd_join */
 };
 
 /* Lanes of bwd_prepare that share a row, eight elements each. */

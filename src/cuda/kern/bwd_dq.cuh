@@ -241,6 +241,9 @@ struct own_loads {
 #endif
 };
 
+/* Steps that are loaded at a tile's begin: dense reads have a place less than Q. */
+enum { FIRST_STEPS = CFG_STAGES - (CFG_DENSE && !CFG_SPLIT) };
+
 DEVICE int own_share(void)
 {
     int thread = threadIdx.x & 127;
@@ -248,25 +251,23 @@ DEVICE int own_share(void)
 }
 
 DEVICE void own_begin(own_loads &own, const arena &s, const cu_bwd &p, const mod_args &mod,
-                      const key_tile &t, const tensor_map *mq, const tensor_map *mk,
-                      const tensor_map *mv, const tensor_map *mo)
+                      const key_tile &t, const load_maps &maps)
 {
 #if !CFG_SPLIT
     if (own_share()) {
-        load_begin(s, own.l, own_share(), p, t, mk, mv);
-        for (int i = 0; i < CFG_STAGES; i++)
-            load_step(s, own.l, own_share(), p, mod, t, mq, mo);
+        load_begin(s, own.l, own_share(), p, t, maps);
+        for (int i = 0; i < FIRST_STEPS; i++)
+            load_step(s, own.l, own_share(), p, mod, t, maps);
     }
 #endif
 }
 
 DEVICE void own_step(own_loads &own, const arena &s, const cu_bwd &p, const mod_args &mod,
-                     const key_tile &t, const int4 &step, const tensor_map *mq,
-                     const tensor_map *mo)
+                     const key_tile &t, const int4 &step, const load_maps &maps)
 {
 #if !CFG_SPLIT
-    if (own_share() && !(step.w & STEP_FIRST))
-        load_step(s, own.l, own_share(), p, mod, t, mq, mo);
+    if (own_share() && (FIRST_STEPS < CFG_STAGES || !(step.w & STEP_FIRST)))
+        load_step(s, own.l, own_share(), p, mod, t, maps);
     __syncwarp();
 #endif
 }
@@ -275,20 +276,19 @@ DEVICE void own_step(own_loads &own, const arena &s, const cu_bwd &p, const mod_
  * part's product. Without a dQ to make, dS is let go as it comes. Returns how the tile ends. */
 DEVICE int4 sum_tile(own_loads &own, u32 &n, const arena &s, const cu_bwd &p,
                      const mod_args &mod, const cu_reads &c, const key_tile &t, u32 parity,
-                     const tensor_map *mq, const tensor_map *mk, const tensor_map *mv,
-                     const tensor_map *mo)
+                     const load_maps &maps)
 {
     float dq[S_COUNT];
     int4 step;
     terms captured;
     lines along;
     terms_begin(captured);
-    own_begin(own, s, p, mod, t, mq, mk, mv, mo);
+    own_begin(own, s, p, mod, t, maps);
     barrier_wait(s.kv_full, parity);
     clear_dead_keys(s, t);
     if (!CFG_DQ) {
         for (; take_ds(s, n, step); n++) {
-            own_step(own, s, p, mod, t, step, mq, mo);
+            own_step(own, s, p, mod, t, step, maps);
             let_ds_go(s, n);
         }
         return step;
@@ -299,7 +299,7 @@ DEVICE int4 sum_tile(own_loads &own, u32 &n, const arena &s, const cu_bwd &p,
         precisions by = precisions_of(p, step.x);
         start_part(s, n, 0, dq);
         start_lines(along, s, n);
-        own_step(own, s, p, mod, t, step, mq, mo);
+        own_step(own, s, p, mod, t, step, maps);
         if (TERMS == TERMS_BESIDE)
             take_terms(captured, p, mod, c, t, step, s.ds + (n & 1) * DS_BYTES);
         end_part(s, p, n, step.x, 0, by, dq, is_careful);
@@ -321,15 +321,14 @@ DEVICE int4 sum_tile(own_loads &own, u32 &n, const arena &s, const cu_bwd &p,
 }
 
 DEVICE void sum_dq(const arena &s, const cu_bwd &p, const mod_args &mod, const cu_reads &c,
-                   const tensor_map *mq, const tensor_map *mk, const tensor_map *mv,
-                   const tensor_map *mo)
+                   const load_maps &maps)
 {
     own_loads own;
     u32 n = 0, parity = 0;
     int turn = blockIdx.x;
     do {
         key_tile t = key_tile_at(p.f, turn);
-        int4 end = sum_tile(own, n, s, p, mod, c, t, parity, mq, mk, mv, mo);
+        int4 end = sum_tile(own, n, s, p, mod, c, t, parity, maps);
         let_ds_go(s, n);
         if (CFG_TAKES_MANY && !CFG_SPLIT)
             named_sync(1, 128); /* none waits for this tile's K and V when others are loaded */
@@ -347,17 +346,20 @@ DEVICE void sum_dq(const arena &s, const cu_bwd &p, const mod_args &mod, const c
  * cannot be over. */
 static_assert(CFG_STAGES <= 3, "no step past n + 1 is loaded before dS of step n is seen");
 
-DEVICE void load_all(const arena &s, const cu_bwd &p, const mod_args &mod, const tensor_map *mq,
-                     const tensor_map *mk, const tensor_map *mv, const tensor_map *mo)
+DEVICE void load_all(const arena &s, const cu_bwd &p, const mod_args &mod,
+                     const load_maps &maps)
 {
     loader l = no_loads();
     int turn = blockIdx.x;
     do {
         key_tile t = key_tile_at(p.f, turn);
-        load_begin(s, l, LOADS_Q | LOADS_O, p, t, mk, mv);
+        load_begin(s, l, LOADS_Q | LOADS_O, p, t, maps);
         while (l.left) {
-            wait_for_ds(s, l.n - (CFG_STAGES - 1));
-            load_step(s, l, LOADS_Q | LOADS_O, p, mod, t, mq, mo);
+            if (FREES_EARLY)
+                barrier_wait(s.used + l.at.slot * 8, l.at.parity ^ 1);
+            else
+                wait_for_ds(s, l.n - (CFG_STAGES - 1));
+            load_step(s, l, LOADS_Q | LOADS_O, p, mod, t, maps);
         }
         u32 end = l.n - 1;
         wait_for_ds(s, end - 1);

@@ -30,7 +30,7 @@ DEVICE void cut_weights(float (&x)[S_COUNT], const cu_fwd &p, const mod_args &mo
         for (int j = 0; j < 4; j++) /* live: of two queries by two keys */
             x[4 * i + j] = live[j / 2 + 2 * (j & 1)] ? x[4 * i + j] : 0.f;
     }
-    if (MOD_MASK == MASK_NONE || !rows)
+    if ((MOD_MASK == MASK_NONE && !CUTS_ROWS) || !rows)
         return;
     int left = rows - 2 * (threadIdx.x & 3);
 #pragma unroll

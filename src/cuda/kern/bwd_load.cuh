@@ -19,35 +19,57 @@ struct loader {
 
 enum { MORE_STEPS = 1, ALL_STEPS = 2 };
 
-DEVICE void load_keys(const arena &s, const cu_bwd &p, const key_tile &t, const tensor_map *mk,
-                      const tensor_map *mv)
+struct load_maps {
+    const tensor_map *q, *k, *v, *d_out;
+    const dense_maps *dense;
+};
+
+DEVICE void load_keys(const arena &s, const cu_bwd &p, const key_tile &t, const load_maps &maps)
 {
     int g = keys_head(p, t);
     head_box k = key_box(p.f, t.b, g), v = value_box(p.f, t.b, g);
     barrier_expect(s.kv_full, K_BYTES + V_BYTES);
 #pragma unroll
     for (int i = 0; i < PANELS_D; i++)
-        copy_box(s.k + i * KEY_PANEL, mk, i * 64, tile_rows_of(p.f, t).kv_first + t.key0, k.h,
-                 k.b, s.kv_full, EVICT_FIRST);
+        copy_box(s.k + i * KEY_PANEL, maps.k, i * 64, tile_rows_of(p.f, t).kv_first + t.key0,
+                 k.h, k.b, s.kv_full, EVICT_FIRST);
 #pragma unroll
     for (int i = 0; i < PANELS_E; i++)
-        copy_box(s.v + i * KEY_PANEL, mv, i * 64, tile_rows_of(p.f, t).kv_first + t.key0, v.h,
-                 v.b, s.kv_full, EVICT_FIRST);
+        copy_box(s.v + i * KEY_PANEL, maps.v, i * 64, tile_rows_of(p.f, t).kv_first + t.key0,
+                 v.h, v.b, s.kv_full, EVICT_FIRST);
 }
 
+/* Where dense reads of a step lie: those of the step before the last are read by the time that
+ * they are loaded. */
+DEVICE u32 dense_slot(u32 n)
+{
+    return n & (CU_DENSE_STAGES - 1);
+}
+
+/* Dense reads of the present block; first: its first query. */
+DEVICE void load_dense(const arena &s, const loader &l, const cu_bwd &p, const mod_args &mod,
+                       const key_tile &t, int first, int masked, const load_maps &maps)
+{
+#if CFG_DENSE
+    dense_places at = dense_places_at(p.f, mod, t.b, l.walk.h, t.key0 + t.kv_offset);
+    load_dense_tiles(s.dense + dense_slot(l.n) * DENSE_BYTES, s.q_full + l.at.slot * 8, p.f,
+                     maps.dense, at, first + t.q_offset, masked);
+#endif
+}
+
+/* beside: bytes that come beside Q */
 DEVICE void load_queries(const arena &s, const loader &l, int share, const cu_bwd &p,
-                         const key_tile &t, int tile, const tensor_map *mq,
-                         const tensor_map *mo)
+                         const key_tile &t, int tile, int beside, const load_maps &maps)
 {
     u32 slot = l.at.slot, q_full = s.q_full + slot * 8, o_full = s.o_full + slot * 8;
     int q0 = tile_rows_of(p.f, t).q_first + l.walk.block * BWD_ROWS;
     if (share & LOADS_Q) {
         head_box q = query_box(p.f, t.b, l.walk.h);
-        barrier_expect(q_full, Q_BYTES + STAT_BYTES);
+        barrier_expect(q_full, Q_BYTES + STAT_BYTES + beside);
 #pragma unroll
         for (int i = 0; i < PANELS_D; i++)
-            copy_box(s.q + slot * Q_BYTES + i * QUERY_PANEL, mq, i * 64, q0, q.h, q.b, q_full,
-                     EVICT_LAST);
+            copy_box(s.q + slot * Q_BYTES + i * QUERY_PANEL, maps.q, i * 64, q0, q.h, q.b,
+                     q_full, EVICT_LAST);
         copy_bytes(s.lse + slot * STAT_BYTES, p.lse2 + (long long)tile * BWD_ROWS, STAT_BYTES,
                    q_full);
     }
@@ -56,8 +78,8 @@ DEVICE void load_queries(const arena &s, const loader &l, int share, const cu_bw
         barrier_expect(o_full, O_BYTES + STAT_BYTES);
 #pragma unroll
         for (int i = 0; i < PANELS_E; i++)
-            copy_box(s.d_out + slot * O_BYTES + i * QUERY_PANEL, mo, i * 64, q0, o.h, o.b,
-                     o_full, EVICT_LAST);
+            copy_box(s.d_out + slot * O_BYTES + i * QUERY_PANEL, maps.d_out, i * 64, q0, o.h,
+                     o.b, o_full, EVICT_LAST);
         copy_bytes(s.delta + slot * STAT_BYTES, p.minus_delta + (long long)tile * BWD_ROWS,
                    STAT_BYTES, o_full);
     }
@@ -70,8 +92,7 @@ DEVICE int next_turn(const cu_bwd &p)
 }
 
 DEVICE void load_step(const arena &s, loader &l, int share, const cu_bwd &p,
-                      const mod_args &mod, const key_tile &t, const tensor_map *mq,
-                      const tensor_map *mo)
+                      const mod_args &mod, const key_tile &t, const load_maps &maps)
 {
     if (!l.left)
         return;
@@ -88,7 +109,9 @@ DEVICE void load_step(const arena &s, loader &l, int share, const cu_bwd &p,
     if (l.left) {
         if (share & LOADS_Q)
             store_four(step, tile, first, l.walk.h, flags | first_flag);
-        load_queries(s, l, share, p, t, tile, mq, mo);
+        load_queries(s, l, share, p, t, tile, dense_block_bytes(masked), maps);
+        if (share & LOADS_Q)
+            load_dense(s, l, p, mod, t, first, masked, maps);
     } else { /* a slot's rounds are those of both of its barriers */
         if (share & LOADS_Q) {
             int4 ended = load_four(s.tile);
@@ -113,14 +136,14 @@ DEVICE loader no_loads(void)
 /* K and V of a tile; of the CTA's first one, or when the one before has ended and nothing of it
  * is read any more. */
 DEVICE void load_begin(const arena &s, loader &l, int share, const cu_bwd &p, const key_tile &t,
-                       const tensor_map *mk, const tensor_map *mv)
+                       const load_maps &maps)
 {
     l.walk = query_begin(p, t);
     l.left = ALL_STEPS;
     if (share & LOADS_Q) {
         store_four(s.tile, t.b, load_four(s.tile).y ^ 1, id_of(p.f, t), 0);
         store_four(s.tile + 16, t.key0, t.q_offset, t.kv_offset, t.kv_len);
-        load_keys(s, p, t, mk, mv);
+        load_keys(s, p, t, maps);
     }
     grid_wait_before();
 }

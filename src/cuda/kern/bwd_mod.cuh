@@ -29,9 +29,23 @@ DEVICE query_side query_side_of(const cu_fwd &p, const mod_args &mod, int b, int
     return s;
 }
 
+/* Names of what generated functions take of tiles of dense reads, behind their parameters
+ * SCORE_TILES and MASK_TILES. */
+#if CFG_DENSE && SCORE_DENSE
+#define SCORE_WORDS , dense
+#else
+#define SCORE_WORDS
+#endif
+#if CFG_DENSE && DENSE_READS > SCORE_DENSE
+#define MASK_WORDS , dense
+#else
+#define MASK_WORDS
+#endif
+
 /* Which of four positions the mask and the length of the keys leave. */
 DEVICE void live4(const cu_fwd &p, const mod_args &mod, int b, int h, const query_side &q0,
-                  const query_side &q1, const key_side &k0, const key_side &k1, bool (&live)[4])
+                  const query_side &q1, const key_side &k0, const key_side &k1,
+                  bool (&live)[4] MASK_TILES)
 {
 #if MOD_MASK == MASK_INTERVAL
     live[0] = q0.from <= k0.kv && k0.kv < q0.to;
@@ -42,7 +56,7 @@ DEVICE void live4(const cu_fwd &p, const mod_args &mod, int b, int h, const quer
     mask_column c0, c1;
     mask_column_begin(mod, p, b, h, q0.mask, k0.kv, c0);
     mask_column_begin(mod, p, b, h, q0.mask, k1.kv, c1);
-    mask4(mod, p, b, h, q0.mask, q1.mask, k0.kv, k1.kv, c0, c1, live);
+    mask4(mod, p, b, h, q0.mask, q1.mask, k0.kv, k1.kv, c0, c1, live MASK_WORDS);
 #else
     live[0] = live[1] = live[2] = live[3] = true;
 #endif
@@ -54,7 +68,7 @@ DEVICE void live4(const cu_fwd &p, const mod_args &mod, int b, int h, const quer
 
 /* Bare dot products become scores in natural units; slope: derivatives by scale * dot. */
 DEVICE void scores4(const cu_fwd &p, const mod_args &mod, int b, int h, int q0, int q1, int k0,
-                    int k1, float (&x)[4], float (&slope)[4])
+                    int k1, float (&x)[4], float (&slope)[4] SCORE_TILES)
 {
 #if MOD_SCORE == SCORE_NONE
 #pragma unroll
@@ -66,19 +80,20 @@ DEVICE void scores4(const cu_fwd &p, const mod_args &mod, int b, int h, int q0, 
     slope_row r0, r1;
     slope_row_begin(mod, p, b, h, q0, r0);
     slope_row_begin(mod, p, b, h, q1, r1);
-    slope4(mod, p, b, h, r0, r1, k0, k1, x, slope);
+    slope4(mod, p, b, h, r0, r1, k0, k1, x, slope SCORE_WORDS);
 #endif
 }
 
 #if CFG_SHARES
 /* scores4 with what scores share. */
 DEVICE void scores4(const cu_fwd &p, const mod_args &mod, int b, int h, int q0, int q1, int k0,
-                    int k1, float (&x)[4], float (&slope)[4], const slope_shared &shared)
+                    int k1, float (&x)[4], float (&slope)[4] SCORE_TILES,
+                    const slope_shared &shared)
 {
     slope_row r0, r1;
     slope_row_begin(mod, p, b, h, q0, r0);
     slope_row_begin(mod, p, b, h, q1, r1);
     slope_share_rows(r0, r1, shared);
-    slope4(mod, p, b, h, r0, r1, k0, k1, x, slope, shared);
+    slope4(mod, p, b, h, r0, r1, k0, k1, x, slope SCORE_WORDS, shared);
 }
 #endif

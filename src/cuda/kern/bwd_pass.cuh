@@ -161,6 +161,12 @@ DEVICE float dropped_dp(const cu_fwd &p, float dp, u32 keep)
 #endif
 }
 
+/* Whether a row has no key, or is past the last, where what its scores read may be NaN. */
+DEVICE bool is_dead_row(float lse)
+{
+    return SCORE_MAY_MASK && lse == -NEG_INF;
+}
+
 /* Weights, those that are kept, and dS of four positions; 0 where they are not live. keep: a
  * bit for each of them. */
 DEVICE void weigh(four &f, const cu_bwd &p, const mod_args &mod, int b, int h,
@@ -172,7 +178,7 @@ DEVICE void weigh(four &f, const cu_bwd &p, const mod_args &mod, int b, int h,
     for (int i = 0; i < 4; i++) {
         float2 stat = i < 2 ? f.stat0 : f.stat1;
         float weight = exp2_fast((f.x[i] - stat.x) * 1.4426950408889634f);
-        weight = f.x[i] == NEG_INF ? 0.f : weight;
+        weight = f.x[i] == NEG_INF || is_dead_row(stat.x) ? 0.f : weight;
         w[i] = live[i] ? weight : 0.f;
         float dp = dropped_dp(p.f, f.dp[i], keep >> i & 1);
         ds[i] = w[i] == 0.f ? 0.f : w[i] * slope[i] * (dp + stat.y);

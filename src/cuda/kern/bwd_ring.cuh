@@ -5,12 +5,17 @@
  * how many queries the step has, where that is not all of a block and matters. */
 enum { STEP_MASKED = 1, STEP_END = 2, STEP_FIRST = 4, STEP_ROWS = 8 };
 
-/* What a step says with so many queries from its first on. Rows past the last weigh 0 times
- * what K holds, which may be NaN: that matters for keys that the mask hides from all others,
- * and for sums along diagonals. Rows of other sequences are cleared besides. */
+/* Whether queries past the last are cut from steps that no mask cuts: rows there weigh 0 times
+ * what K holds, which may be NaN, and that matters for sums along diagonals; and what scores
+ * read of tensors there may be NaN. */
+#define CUTS_ROWS (CFG_TERMS || SCORE_MAY_MASK)
+
+/* What a step says with so many queries from its first on. Where the mask hides keys from all
+ * rows but those past the last, that matters too. Rows of other sequences are cleared
+ * besides. */
 DEVICE int step_flags(int rows, int masked)
 {
-    int is_cut = (masked || CFG_TERMS || CFG_RAGGED) && rows < BWD_ROWS;
+    int is_cut = (masked || CUTS_ROWS || CFG_RAGGED) && rows < BWD_ROWS;
     return (masked ? STEP_MASKED : 0) | (is_cut ? rows << STEP_ROWS : 0);
 }
 

@@ -1,7 +1,7 @@
 /* Shared memory of the backward kernel for Hopper, its barriers and rings. Tiles lie in
  * swizzled rows of 128 bytes, in panels of 64 columns: K, V [panels][KEYS][64], Q, dO
- * [CFG_STAGES][panels][64][64], dS [2][KEYS][64], staging of dQ; then lse and delta of the
- * stages, what the last steps are about, three columns of terms, and barriers. */
+ * [CFG_STAGES][panels][64][64], dS [2][KEYS][64], staging of dQ; then dense reads, lse and
+ * delta of the stages, what the last steps are about, three columns of terms, and barriers. */
 #pragma once
 
 enum {
@@ -17,22 +17,28 @@ enum {
     DS_BYTES = KEYS * 128,
     PART_BYTES = BWD_ROWS * 64 * 4, /* of dQ: one panel */
     STAT_BYTES = BWD_ROWS * 4,
-    STEPS = 8, /* how long what a step is about is kept */
+    DENSE_BYTES = dense_stage_bytes(),
+    STEPS = 8,                  /* how long what a step is about is kept */
     LINE_BYTES = KEYS * 4 + 96, /* bwd_lines.cuh */
     ONES_BYTES = 160,           /* bwd_key_sums.cuh: eight rows of a column, and 16 bytes on */
-    S_COUNT = BWD_ROWS / 2, /* words of a fragment of 64 rows by BWD_ROWS columns */
+    S_COUNT = BWD_ROWS / 2,     /* words of a fragment of 64 rows by BWD_ROWS columns */
     DQ_GROUP = CFG_WGS,
+    /* Two stages are loaded in time only if consumers say when they are done with one; with
+     * more, dS of the step after says so. */
+    FREES_EARLY = CFG_SPLIT && CFG_STAGES == 2,
     THREADS = (CFG_WGS + 1 + CFG_SPLIT) * 128
 };
 
 /* addresses of this CTA's shared memory */
 struct arena {
     u32 k, v, q, d_out, ds, staging;
+    u32 dense;      /* [CU_DENSE_STAGES] */
     u32 lse, delta; /* [CFG_STAGES][64] */
     u32 steps;      /* [STEPS] */
     u32 tile;       /* batch, parity of K and V, id; first key, q_offset, kv_offset, kv_len */
     u32 lines, ones;
     u32 kv_full, q_full, o_full, ds_full, ds_empty, staging_full, staging_empty; /* barriers */
+    u32 used; /* [CFG_STAGES] with FREES_EARLY: a step's products of Q and dO are done */
 };
 
 DEVICE arena carve(char *shared)
@@ -44,7 +50,8 @@ DEVICE arena carve(char *shared)
     s.d_out = s.q + CFG_STAGES * Q_BYTES;
     s.ds = s.d_out + CFG_STAGES * O_BYTES;
     s.staging = s.ds + 2 * DS_BYTES;
-    s.lse = s.staging + 2 * PART_BYTES;
+    s.dense = s.staging + 2 * PART_BYTES;
+    s.lse = s.dense + CU_DENSE_STAGES * DENSE_BYTES;
     s.delta = s.lse + CFG_STAGES * STAT_BYTES;
     s.steps = s.delta + CFG_STAGES * STAT_BYTES;
     s.tile = s.steps + STEPS * 16;
@@ -57,6 +64,7 @@ DEVICE arena carve(char *shared)
     s.ds_empty = s.ds_full + 16;
     s.staging_full = s.ds_empty + 16;
     s.staging_empty = s.staging_full + 16;
+    s.used = s.staging_empty + 16;
     return s;
 }
 
@@ -67,6 +75,8 @@ DEVICE void init_barriers(const arena &s)
     for (int i = 0; i < CFG_STAGES; i++) {
         barrier_init(s.q_full + i * 8, 1);
         barrier_init(s.o_full + i * 8, 1);
+        if (FREES_EARLY)
+            barrier_init(s.used + i * 8, CFG_WGS * 4);
     }
     for (int i = 0; i < 2; i++) {
         barrier_init(s.ds_full + i * 8, CFG_WGS * 4);

@@ -17,6 +17,7 @@
 #include "bwd_copy.cuh"
 #include "bwd_tile.cuh"
 #include "bwd_mod.cuh"
+#include "dense.cuh"
 #include "bwd_row.cuh"
 #include "bwd_store.cuh"
 #include "wgmma.cuh"
@@ -198,6 +199,44 @@ struct block {
     float acc[S_COUNT];
 };
 
+/* Where this thread reads the tiles of the present step. */
+DEVICE dense_lanes dense_lanes_of(const arena &s, const consumer &c, const cu_bwd &p, int wg)
+{
+    dense_lanes lanes;
+#if CFG_DENSE
+    dense_begin(p.f, s.dense + dense_slot(c.n) * DENSE_BYTES, wg, lanes.of);
+#endif
+    return lanes;
+}
+
+/* Weights of a block's scores, and of dV. READ: the next dense read of which it is to be found
+ * out which way it lies; TURNED: a bit for each of those before. */
+template <int READ = 0, int TURNED = 0>
+DEVICE void weigh_scores(block &x, u32 (&w)[S_COUNT / 2], weigher &y, const dense_lanes &lanes,
+                         u32 drawn)
+{
+#if HAS_DENSE_SCORE
+    if constexpr (READ < SCORE_DENSE) {
+        if (dense_is_turned(y.p.f, READ))
+            weigh_scores<READ + 1, TURNED | 1 << READ>(x, w, y, lanes, drawn);
+        else
+            weigh_scores<READ + 1, TURNED>(x, w, y, lanes, drawn);
+        return;
+    }
+#endif
+#pragma unroll
+    for (int i = 0; i < S_COUNT / 4; i++) {
+        float g[4], *of = x.acc + 4 * i;
+#if HAS_DENSE_SCORE
+        dense_next<0, SCORE_DENSE, TURNED>(y.dense, y.pairs, lanes, i);
+#endif
+        four_weights(of, g, y, i);
+        if (HAS_SLOPES)
+            pack_four(w, of, drawn, i);
+        keep_four(x.weights, i, HAS_SLOPES ? g : of);
+    }
+}
+
 /* Weights of a block's scores, which give their registers to dP. When it returns, all products
  * are done. */
 DEVICE void weigh_block(block &x, u32 (&w)[S_COUNT / 2], const arena &s, const consumer &c,
@@ -206,14 +245,7 @@ DEVICE void weigh_block(block &x, u32 (&w)[S_COUNT / 2], const arena &s, const c
     u32 stat = c.slot * STAT_BYTES + pair_place(c.own);
     places at = places_of(t, x.step, wg);
     weigher y = weigher_of(p, mod, at, s.lse + stat SHARES_OF(c.shares));
-#pragma unroll
-    for (int i = 0; i < S_COUNT / 4; i++) {
-        float g[4], *of = x.acc + 4 * i;
-        four_weights(of, g, y, i);
-        if (HAS_SLOPES)
-            pack_four(w, of, c.drawn, i);
-        keep_four(x.weights, i, HAS_SLOPES ? g : of);
-    }
+    weigh_scores(x, w, y, dense_lanes_of(s, c, p, wg), c.drawn);
     start_block_dp(s, c, x.step, x.acc, s.delta + stat, wg);
     wgmma_wait<0>();
 }
@@ -252,22 +284,24 @@ DEVICE key_tile tile_again(const arena &s, const key_tile &t)
     return again;
 }
 
-DEVICE void cut_block(block_words &x, const arena &s, const cu_bwd &p, const mod_args &mod,
-                      const key_tile &t, const int4 &step, int wg)
+DEVICE void cut_block(block_words &x, const arena &s, const consumer &c, const cu_bwd &p,
+                      const mod_args &mod, const key_tile &t, const int4 &step, int wg)
 {
     int flags = step.w & ~STEP_FIRST;
     if (!flags)
         return;
-    cut_step(x.w, x.ds, p.f, mod, places_of(tile_again(s, t), step, wg), flags);
+    cut_step(x.w, x.ds, p.f, mod, places_of(tile_again(s, t), step, wg),
+             dense_lanes_of(s, c, p, wg), flags);
 #if HAS_SLOPED
     cut_as(x.sloped, x.ds);
 #endif
 }
 
 /* The next block's scores come before dK, so that its weights are made beside dK, where there
- * are registers for dS that long; else behind it. */
-#define HAS_LATE_DK \
-    (CFG_DK && (MOD_SCORE == SCORE_NONE || IS_LINE) && !CFG_DROP && !CFG_F16 && !HAS_KEY_SUMS)
+ * are registers for dS that long, and its stage is not waited for; else behind it. */
+#define HAS_LATE_DK                                                                           \
+    (CFG_DK && (MOD_SCORE == SCORE_NONE || IS_LINE) && !CFG_DROP && !CFG_F16 && !HAS_KEY_SUMS \
+     && !FREES_EARLY)
 
 DEVICE void start_dk(const arena &s, const block_words &words, float (&dk)[CFG_D / 2],
                      key_sums &sums, u32 slot, int add)
@@ -306,7 +340,7 @@ DEVICE void use_block(block &x, block_words &words, const arena &s, consumer &c,
     int add = !(x.step.w & STEP_FIRST);
     places at = places_of(t, x.step, wg);
     grade_block(words, x, s, c, p, mod, at);
-    cut_block(words, s, p, mod, t, x.step, wg);
+    cut_block(words, s, c, p, mod, t, x.step, wg);
 #if CFG_DV
     wgmma_fence();
     product_dv(dv, words.w, s.d_out + slot * O_BYTES, add);
@@ -323,6 +357,8 @@ DEVICE void use_block(block &x, block_words &words, const arena &s, consumer &c,
         start_dk(s, words, dk, c.sums, slot, add);
     make_ahead(c, p, mod, t, x.step, wg);
     wgmma_wait<HAS_LATE_DK>();
+    if (FREES_EARLY)
+        warp_arrives(s.used + slot * 8);
     end_head(c, p, mod, reads, t, at.h, x.step, wg);
 }
 
@@ -357,6 +393,8 @@ DEVICE int4 consume_tile(consumer &c, const arena &s, const cu_bwd &p, const mod
 #endif
     barrier_wait(s.ds_empty + (c.n & 1) * 8, (c.n >> 1 & 1) ^ 1);
     warp_arrives(s.ds_full + (c.n & 1) * 8); /* no lane waits for the round before */
+    if (FREES_EARLY)
+        warp_arrives(s.used + c.slot * 8);
     int4 end = load_four(s.steps + (c.n & (STEPS - 1)) * 16);
     int has = !(end.w & STEP_FIRST);
     t = key_tile_of(p.f, end.z); /* kept through the loop it would cost registers */
@@ -397,7 +435,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     bwd_sm90(const __grid_constant__ cu_bwd p, const __grid_constant__ mod_args mod,
              const __grid_constant__ tensor_map mq, const __grid_constant__ tensor_map mk,
              const __grid_constant__ tensor_map mv, const __grid_constant__ tensor_map mo,
-             const __grid_constant__ cu_reads reads)
+             const __grid_constant__ cu_reads reads DENSE_PARAMETER)
 {
     extern __shared__ __align__(1024) char shared[];
     arena s = carve(shared);
@@ -417,18 +455,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
 #endif
     int group = threadIdx.x / 128;
+    load_maps maps = {&mq, &mk, &mv, &mo, DENSE_MAPS};
     if (group < DQ_GROUP) {
         registers_grow<CFG_REGS_CONSUMER>();
         consume(s, p, mod, reads, group);
     } else if (group == DQ_GROUP) {
         registers_shrink<CFG_REGS_DQ>();
-        sum_dq(s, p, mod, reads, &mq, &mk, &mv, &mo);
+        sum_dq(s, p, mod, reads, maps);
     }
 #if CFG_SPLIT
     else {
         registers_shrink<CFG_REGS_HELPERS>();
         if (threadIdx.x == (DQ_GROUP + 1) * 128)
-            load_all(s, p, mod, &mq, &mk, &mv, &mo);
+            load_all(s, p, mod, maps);
         else if (threadIdx.x == (DQ_GROUP + 1) * 128 + 32 && CFG_DQ)
             write_dq(s, p);
     }

@@ -15,6 +15,7 @@ struct places {
 
 #define IS_LINE (SCORE_LINE && !HAS_SLOPES)
 
+#include "bwd_dense.cuh"
 #include "bwd_shares.cuh"
 
 #if IS_LINE
@@ -70,7 +71,16 @@ struct weigher {
     const lane_shares &shares;
     slope_shared shared; /* of the present scores */
 #endif
+#if HAS_DENSE_SCORE
+    u32 pairs[SCORE_DENSE][2][4], dense[SCORE_DENSE][4]; /* dense_next */
+#endif
 };
+
+#if HAS_DENSE_SCORE
+#define DENSE_OF(y) , (y).dense
+#else
+#define DENSE_OF(y)
+#endif
 
 #if HAS_SHARES
 #define SHARES_PARAMETER , const lane_shares &shares
@@ -120,10 +130,10 @@ DEVICE void four_weights(float *x, float (&g)[4], weigher &y, int i)
 #if HAS_SHARES
     share_next(y.shared, y.shares, i);
     scores4(y.p.f, y.mod, at.b, at.h, at.q + 8 * i, at.q + 8 * i + 1, at.kv, at.kv + 8, z,
-            slope, y.shared);
+            slope DENSE_OF(y), y.shared);
 #else
     scores4(y.p.f, y.mod, at.b, at.h, at.q + 8 * i, at.q + 8 * i + 1, at.kv, at.kv + 8, z,
-            slope);
+            slope DENSE_OF(y));
 #endif
 #pragma unroll
     for (int j = 0; j < 4; j++) {
@@ -242,17 +252,33 @@ DEVICE void take_four(float (&x)[4], const kept &from, int i)
 #endif
 }
 
-/* Of two fragments' pairs what belongs to positions that are not live becomes 0. */
+/* Of two fragments' pairs what belongs to positions that are not live becomes 0. READ: the next
+ * dense read of which it is to be found out which way it lies; TURNED: a bit for each of those
+ * before. */
+template <int READ = 0, int TURNED = 0>
 DEVICE void cut_masked(u32 (&w)[S_COUNT / 2], u32 (&ds)[S_COUNT / 2], const cu_fwd &p,
-                       const mod_args &mod, const places &at)
+                       const mod_args &mod, const places &at, const dense_lanes &lanes)
 {
+#if HAS_DENSE_MASK
+    if constexpr (READ < DENSE_READS) {
+        if (dense_is_turned(p, READ))
+            cut_masked<READ + 1, TURNED | 1 << READ>(w, ds, p, mod, at, lanes);
+        else
+            cut_masked<READ + 1, TURNED>(w, ds, p, mod, at, lanes);
+        return;
+    }
+    u32 pairs[MASK_DENSE][2][4], dense[MASK_DENSE][4];
+#endif
     key_side k0 = {at.kv, at.key < at.kv_len}, k1 = {at.kv + 8, at.key + 8 < at.kv_len};
 #pragma unroll
     for (int i = 0; i < S_COUNT / 4; i++) {
         bool live[4];
         query_side q0 = query_side_of(p, mod, at.b, at.h, at.q + 8 * i);
         query_side q1 = query_side_of(p, mod, at.b, at.h, at.q + 8 * i + 1);
-        live4(p, mod, at.b, at.h, q0, q1, k0, k1, live);
+#if HAS_DENSE_MASK
+        dense_next<SCORE_DENSE, MASK_DENSE, TURNED>(dense, pairs, lanes, i);
+#endif
+        live4(p, mod, at.b, at.h, q0, q1, k0, k1, live MASK_WORDS);
         u32 keep0 = (live[0] ? 0xffffu : 0) | (live[2] ? 0xffff0000u : 0);
         u32 keep1 = (live[1] ? 0xffffu : 0) | (live[3] ? 0xffff0000u : 0);
         w[2 * i] &= keep0;
@@ -279,13 +305,13 @@ DEVICE void cut_rows(u32 (&w)[S_COUNT / 2], u32 (&ds)[S_COUNT / 2], int rows)
 /* Weights and dS, or what that is made of, become 0 at a step's positions that are not live, or
  * not there, whatever K and V hold. */
 DEVICE void cut_step(u32 (&w)[S_COUNT / 2], u32 (&ds)[S_COUNT / 2], const cu_fwd &p,
-                     const mod_args &mod, const places &at, int flags)
+                     const mod_args &mod, const places &at, const dense_lanes &lanes, int flags)
 {
     if (!flags)
         return;
-    if (!CFG_TERMS || (flags & STEP_MASKED))
-        cut_masked(w, ds, p, mod, at);
-    if ((MOD_MASK != MASK_NONE || CFG_TERMS) && flags >> STEP_ROWS)
+    if (!CUTS_ROWS || (flags & STEP_MASKED))
+        cut_masked(w, ds, p, mod, at, lanes);
+    if ((MOD_MASK != MASK_NONE || CUTS_ROWS) && flags >> STEP_ROWS)
         cut_rows(w, ds, flags >> STEP_ROWS);
 }
 

@@ -110,7 +110,7 @@ DEVICE void make_weights(u32 (&w)[S_COUNT / 2], kept &weights, float (&acc)[S_CO
         pack_four(w, acc + 4 * i, drawn, i);
         keep_four(weights, i, g);
     }
-    cut_step(w, weights.pairs, y.p.f, y.mod, y.at, flags);
+    cut_step(w, weights.pairs, y.p.f, y.mod, y.at, dense_lanes(), flags);
 }
 #else
 /* Weights that are both dV's and dS's are cut before they are packed. */

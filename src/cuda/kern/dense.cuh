@@ -1,12 +1,13 @@
 /* Dense reads as tiles: what scores and masks read of tensors at their own query and key comes
- * by tensor copies beside K, for a block all reads one behind the other. A tile lies in panels
- * of swizzled rows: a row a query, [panels][rows][LINE], or where queries are neighbours in
- * memory (turned) a row a key, [CFG_WGS][panels][CFG_TN][LINE]. Elements of 2 bytes come to
- * registers by ldmatrix, which leaves them as products leave scores. */
+ * by tensor copies beside K, or in backward beside Q, for a block all reads one behind the
+ * other. Its scores are CFG_TILE_ROWS rows by CFG_TN columns: queries by keys, in backward keys
+ * by queries. A tile lies in panels of swizzled lines: a line a row of the scores,
+ * [panels][rows][LINE], or where rows are neighbours in memory (turned) a line a column,
+ * [CFG_WGS][panels][CFG_TN][LINE]. Elements of 2 bytes come to registers by ldmatrix, which
+ * leaves them as products leave scores. */
 #pragma once
 
 #include "shared.cuh"
-#include "tile.cuh"
 
 #if CFG_DENSE
 #define MASK_DENSE (DENSE_READS - SCORE_DENSE)
@@ -66,14 +67,15 @@ struct dense_maps {
 #define DENSE_PARAMETER , const __grid_constant__ dense_maps md
 #define DENSE_MAPS &md
 
-/* Where tiles of a head lie in the maps, beside their queries and keys. */
+/* Where tiles of a head lie in the maps: position of the first row, and what stands beside
+ * queries and keys. */
 struct dense_places {
-    int q, of[DENSE_READS][3];
+    int row, of[DENSE_READS][3];
 };
 
 template <int R>
 DEVICE void load_dense_read(u32 to, u32 full, const cu_fwd &p, const tensor_map *map,
-                            const dense_places &at, int kv)
+                            const dense_places &at, int column)
 {
     typedef dense_tile<R> shape;
     const int(&x)[3] = at.of[R];
@@ -81,60 +83,67 @@ DEVICE void load_dense_read(u32 to, u32 full, const cu_fwd &p, const tensor_map 
 #pragma unroll
         for (int i = 0; i < CFG_WGS * shape::TURNED_PANELS; i++)
             copy_box5(to + i * shape::TURNED_PANEL, map,
-                      at.q + i * shape::TURNED_LINE / shape::EACH, kv, x[0], x[1], x[2], full);
+                      at.row + i * shape::TURNED_LINE / shape::EACH, column, x[0], x[1], x[2],
+                      full);
     } else {
 #pragma unroll
         for (int i = 0; i < shape::PANELS; i++)
-            copy_box5(to + i * shape::PANEL, map, kv + i * shape::LINE / shape::EACH, at.q,
-                      x[0], x[1], x[2], full);
+            copy_box5(to + i * shape::PANEL, map, column + i * shape::LINE / shape::EACH,
+                      at.row, x[0], x[1], x[2], full);
     }
 }
 
 /* Reads [FIRST, PAST) of a block. */
 template <int FIRST, int PAST>
 DEVICE void load_dense_reads(u32 to, u32 full, const cu_fwd &p, const dense_maps *maps,
-                             const dense_places &at, int kv)
+                             const dense_places &at, int column)
 {
     if constexpr (FIRST < PAST) {
         load_dense_read<FIRST>(to + dense_tiles_bytes(0, FIRST), full, p, &maps->of[FIRST], at,
-                               kv);
-        load_dense_reads<FIRST + 1, PAST>(to, full, p, maps, at, kv);
+                               column);
+        load_dense_reads<FIRST + 1, PAST>(to, full, p, maps, at, column);
     }
 }
 
-/* is_masked: what the mask reads comes too. */
-DEVICE void load_dense_tiles(u32 to, u32 full, const cu_fwd &p, const dense_maps *maps,
-                             const dense_places &at, int kv, int is_masked)
+/* Bytes of a block; is_masked: what the mask reads comes too. */
+DEVICE int dense_block_bytes(int is_masked)
 {
-    barrier_expect(full, dense_tiles_bytes(0, is_masked ? DENSE_READS : SCORE_DENSE));
-    load_dense_reads<0, SCORE_DENSE>(to, full, p, maps, at, kv);
-    if (is_masked)
-        load_dense_reads<SCORE_DENSE, DENSE_READS>(to, full, p, maps, at, kv);
+    return dense_tiles_bytes(0, is_masked ? DENSE_READS : SCORE_DENSE);
 }
 
-DEVICE dense_places dense_places_of(const cu_fwd &p, const mod_args &mod, const tile &t)
+/* The block whose first column has this position; `full` expects its bytes. */
+DEVICE void load_dense_tiles(u32 to, u32 full, const cu_fwd &p, const dense_maps *maps,
+                             const dense_places &at, int column, int is_masked)
+{
+    load_dense_reads<0, SCORE_DENSE>(to, full, p, maps, at, column);
+    if (is_masked)
+        load_dense_reads<SCORE_DENSE, DENSE_READS>(to, full, p, maps, at, column);
+}
+
+/* row: position of the first one */
+DEVICE dense_places dense_places_at(const cu_fwd &p, const mod_args &mod, int b, int h, int row)
 {
     dense_places at;
-    at.q = t.row0 + t.q_offset;
+    at.row = row;
 #if SCORE_DENSE
-    score_dense_place(mod, p, t.b, t.h, at.of);
+    score_dense_place(mod, p, b, h, at.of);
 #endif
 #if MASK_DENSE
-    mask_dense_place(mod, p, t.b, t.h, at.of + SCORE_DENSE);
+    mask_dense_place(mod, p, b, h, at.of + SCORE_DENSE);
 #endif
     return at;
 }
 
 /* ---- fragments ---- */
 
-/* A byte of a row, swizzled as tensor copies write it. */
+/* A byte of a line, swizzled as tensor copies write it. */
 template <int LINE> DEVICE u32 dense_at(u32 panel, int row, int byte)
 {
     return panel + row * LINE + (byte ^ ((row * LINE >> 7) & (LINE / 16 - 1)) * 16);
 }
 
-/* What of its addresses a thread has for a whole block: swizzled, a row has the bytes of a key
- * or query by one exclusive or, and rows 8 on are swizzled alike. */
+/* What of its addresses a thread has for a whole block: swizzled, a line has the bytes of a row
+ * or column by one exclusive or, and lines 8 on are swizzled alike. */
 template <int R> DEVICE u32 dense_lane(const cu_fwd &p, u32 at, int wg)
 {
     typedef dense_tile<R> shape;
@@ -187,7 +196,8 @@ DEVICE void split_words(const u32 (&x)[4], u32 (&w)[2][4])
     }
 }
 
-/* Elements of read R for the scores of 16 keys from key k of the block on, 8 in each of w. */
+/* Elements of read R for the scores of 16 columns from column k of the block on, 8 in each of
+ * w. */
 template <int R> DEVICE void dense_straight(u32 lane, int k, u32 (&w)[2][4])
 {
     typedef dense_tile<R> shape;
@@ -231,8 +241,8 @@ template <int R> DEVICE void dense_turned(u32 lane, int k, u32 (&w)[2][4])
     }
 }
 
-/* Elements of reads [FIRST, FIRST + COUNT) for the scores of 16 keys from key k on. TURNED: a
- * bit for each of all reads. */
+/* Elements of reads [FIRST, FIRST + COUNT) for the scores of 16 columns from column k on.
+ * TURNED: a bit for each of all reads. */
 template <int FIRST, int COUNT, int TURNED>
 DEVICE void dense_pairs(const u32 (&lane)[DENSE_READS], int k, u32 (*w)[2][4])
 {
@@ -260,10 +270,20 @@ DEVICE void dense_half(const u32 (&pairs)[COUNT][2][4], int j, u32 (&w)[COUNT][4
 
 struct dense_maps;
 
+DEVICE constexpr int dense_stage_bytes(void)
+{
+    return 0;
+}
+
+DEVICE int dense_block_bytes(int)
+{
+    return 0;
+}
+
 struct dense_places {
 };
 
-DEVICE dense_places dense_places_of(const cu_fwd &, const mod_args &, const tile &)
+DEVICE dense_places dense_places_at(const cu_fwd &, const mod_args &, int, int, int)
 {
     return dense_places();
 }

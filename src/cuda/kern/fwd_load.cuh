@@ -80,10 +80,11 @@ DEVICE void load_dense(const arena &s, u32 n, const cu_fwd &p, const dense_maps 
 {
 #if CFG_DENSE
     u32 slot = ring_slot<CU_DENSE_STAGES>(n);
+    int is_masked = walk_masked(walk, t.kv_len) && !has_limits(p);
     barrier_wait(s.dense_empty + slot * 8, ring_parity<CU_DENSE_STAGES>(n) ^ 1);
+    barrier_expect(s.dense_full + slot * 8, dense_block_bytes(is_masked));
     load_dense_tiles(s.dense + slot * dense_stage_bytes(), s.dense_full + slot * 8, p, maps, at,
-                     walk.block * CFG_TN + t.kv_offset,
-                     walk_masked(walk, t.kv_len) && !has_limits(p));
+                     walk.block * CFG_TN + t.kv_offset, is_masked);
 #endif
 }
 
@@ -173,7 +174,7 @@ DEVICE void produce_tile(const arena &s, producer &r, const cu_fwd &p, const mod
 {
     int g = kv_head(p, t.h);
     head_box k = key_box(p, t.b, g), v = value_box(p, t.b, g);
-    dense_places dense = dense_places_of(p, mod, t);
+    dense_places dense = dense_places_at(p, mod, t.b, t.h, t.row0 + t.q_offset);
     block_walk walk = walk_begin(p, mod, t);
     int more = walk_next(walk, p, t.kv_len);
     if (!more)

@@ -177,7 +177,7 @@ typedef struct cu_fwd {
     cu_drop drop;              /* read with CFG_DROP only */
     cu_ragged ragged; /* read with CFG_RAGGED only; M and N are bounds then */
     cu_limits limits; /* read with CFG_LIMITS only */
-    int dense_turned; /* read with CFG_DENSE only: bit r where queries lie side by side */
+    int dense_turned; /* read with CFG_DENSE only: a bit of each read (dense.cuh) */
     const cu_work *work; /* [n_tiles] in the work order of fwd_small.cu; null: all keys */
     const int *pieces;
 } cu_fwd;

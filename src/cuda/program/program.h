@@ -56,6 +56,7 @@ typedef enum cu_program {
     CU_COLLECT,      /* keys of small pages into one piece (sm_90a) */
     CU_BWD_TILES,    /* dK, dV and sums of dQ by tiles of keys (sm_90a) */
     CU_BWD_SHORT,    /* CU_BWD_TILES by smaller tiles, for runs of few (sm_90a) */
+    CU_BWD_DENSE,    /* CU_BWD_TILES where tensors that mods read come as tiles (sm_90a) */
     CU_BWD_FEW,      /* without sums of dQ, where rows see few keys (sm_90a) */
     CU_BWD_WIDE,     /* without sums of dQ: heads wider than 128, slopes without a bound */
     CU_BWD_F32,      /* f32, head dims to 128, without sums of dQ (sm_90a) */

@@ -263,7 +263,7 @@ static int takes_run(const saccade_plan *plan, cu_program program, const plan_ru
                || run_is_aligned(run))
            && (kind->runs == CU_ANY_RUN || (kind->runs == CU_WITH_MAXIMA) == !!run->row_max)
            && (program != CU_DENSE
-               || (run_takes_dense(plan, run)
+               || (run_takes_dense(plan, run, CU_DENSE)
                    && !(takes_sizes(s, CU_SMALL, &run->sizes) && suits_small(plan, run)
                         && walks_few(plan, run))))
            && (program != CU_ONE_PIECE || run_collects(plan, run))

@@ -3,12 +3,25 @@
  * and no position of the run is outside, where reads are clamped and copies give zeros. */
 #include "cuda/run/run.h"
 
-/* Of dense read r. */
-static const saccade_tensor *tensor_of(const saccade_plan *plan, const plan_run *run, int r)
+/* A program's dense reads, and the blocks of scores that it takes at a time: rows of queries by
+ * columns of keys, in backward rows of keys by columns of queries. */
+typedef struct reads {
+    const cu_mod_text *facts;
+    int rows, columns, is_by_keys;
+} reads;
+
+static reads reads_of(const cu_state *s, cu_program program)
 {
-    const cu_mod_text *facts = &((const cu_state *)plan->state)->facts;
-    const eval_env *env = r < facts->n_dense_score ? &run->score_env : &run->mask_env;
-    return &env->tensors[facts->dense[r].capture];
+    const cu_form *form = &s->programs[program].form;
+    if (program == CU_BWD_DENSE)
+        return (reads){&s->backward_facts, form->tile.keys, form->backward.rows, 1};
+    return (reads){&s->facts, run_rows(form), form->tile.keys, 0};
+}
+
+static const saccade_tensor *tensor_of(const reads *x, const plan_run *run, int r)
+{
+    const eval_env *env = r < x->facts->n_dense_score ? &run->score_env : &run->mask_env;
+    return &env->tensors[x->facts->dense[r].capture];
 }
 
 /* Whether positions [offset, offset + n) of a run are within [0, size). Offsets on a device are
@@ -23,54 +36,61 @@ static int is_within(const saccade_tensor *offset, int64_t n, int64_t size)
     return first >= 0 && first + n <= size;
 }
 
-/* Queries lie side by side; otherwise keys do. */
-static int is_turned(const saccade_tensor *t, const cu_dense *read)
+/* Dimensions of a tensor that go with rows and columns, and which of them has neighbours in
+ * memory. */
+typedef struct sides {
+    int row, column, near, far;
+} sides;
+
+static sides sides_of(const reads *x, const cu_dense *read, const saccade_tensor *t)
 {
-    return t->stride[read->kv] != 1 && t->stride[read->q] == 1;
+    const int row = x->is_by_keys ? read->kv : read->q;
+    const int column = x->is_by_keys ? read->q : read->kv;
+    const int is_turned = t->stride[column] != 1 && t->stride[row] == 1;
+    return (sides){row, column, is_turned ? row : column, is_turned ? column : row};
 }
 
-static int takes(const saccade_plan *plan, const plan_run *run, int r)
+static int takes(const reads *x, const saccade_plan *plan, const plan_run *run, int r)
 {
-    const cu_dense *read = &((const cu_state *)plan->state)->facts.dense[r];
-    const saccade_tensor *t = tensor_of(plan, run, r);
+    const cu_dense *read = &x->facts->dense[r];
+    const saccade_tensor *t = tensor_of(x, run, r);
     const int64_t rows = plan->rows ? plan->rows->all : run->sizes.Q;
-    const int near = is_turned(t, read) ? read->q : read->kv;
-    const int far = near == read->q ? read->kv : read->q;
-    int ok = t->stride[near] == 1 && t->stride[far] > 0 && (uintptr_t)t->data % 16 == 0
+    const sides of = sides_of(x, read, t);
+    int ok = t->stride[of.near] == 1 && t->stride[of.far] > 0 && (uintptr_t)t->data % 16 == 0
              && is_within(&run->positions.q_offset, rows, t->shape[read->q])
              && is_within(&run->positions.kv_offset, run->sizes.KV, t->shape[read->kv]);
     for (int d = 0; d < t->rank; d++)
         ok = ok && t->shape[d] > 0 && t->stride[d] >= 0
-             && (d == near
+             && (d == of.near
                  || (run_stride(t, d) * read->bytes % 16 == 0
                      && run_stride(t, d) * read->bytes < (int64_t)1 << 40));
     return ok;
 }
 
-int run_takes_dense(const saccade_plan *plan, const plan_run *run)
+int run_takes_dense(const saccade_plan *plan, const plan_run *run, cu_program program)
 {
-    const cu_mod_text *facts = &((const cu_state *)plan->state)->facts;
-    const int is_of_mask = facts->n_dense_score == 0;
-    if (is_of_mask && run->block_mask
+    const reads x = reads_of(plan->state, program);
+    const int is_of_mask = x.facts->n_dense_score == 0;
+    if (program == CU_DENSE && is_of_mask && run->block_mask
         && cu_limits_find(run->q->device.index, run->block_mask, plan).of_row)
         return 0; /* limits of rows stand for the mask */
-    for (int r = 0; r < facts->n_dense; r++)
-        if (!takes(plan, run, r))
+    for (int r = 0; r < x.facts->n_dense; r++)
+        if (!takes(&x, plan, run, r))
             return 0;
     return 1;
 }
 
 /* Map over (near, far, others), in boxes of a panel: see dense.cuh. */
-static saccade_status encode(const cu_driver *driver, const cu_form *form,
-                             const saccade_tensor *t, const cu_dense *read, cu_map *out,
-                             saccade_error *err)
+static saccade_status encode(const cu_driver *driver, const reads *x, const saccade_tensor *t,
+                             const cu_dense *read, cu_map *out, saccade_error *err)
 {
     enum { U8 = 0, U16 = 1, U32 = 2, SWIZZLE_32 = 1, SWIZZLE_64 = 2, SWIZZLE_128 = 3 };
-    const int turned = is_turned(t, read), near = turned ? read->q : read->kv;
-    const int far = turned ? read->kv : read->q, each = read->bytes;
-    const int line = CU_DENSE_ROW((turned ? 64 : form->tile.keys) * each);
-    const uint32_t rows = (uint32_t)(turned ? form->tile.keys : run_rows(form));
-    const uint32_t box[5] = {(uint32_t)(line / each), rows, 1, 1, 1};
+    enum { GROUP_ROWS = 64 };
+    const sides of = sides_of(x, read, t);
+    const int is_turned = of.near == of.row, near = of.near, far = of.far, each = read->bytes;
+    const int line = CU_DENSE_ROW((is_turned ? GROUP_ROWS : x->columns) * each);
+    const uint32_t lines = (uint32_t)(is_turned ? x->columns : x->rows);
+    const uint32_t box[5] = {(uint32_t)(line / each), lines, 1, 1, 1};
     const uint32_t steps[5] = {1, 1, 1, 1, 1};
     uint64_t size[5] = {(uint64_t)t->shape[near], (uint64_t)t->shape[far], 1, 1, 1};
     const int64_t step = run_stride(t, far);
@@ -96,16 +116,17 @@ static saccade_status encode(const cu_driver *driver, const cu_form *form,
                     "cuTensorMapEncodeTiled", err);
 }
 
-saccade_status run_map_dense(const saccade_plan *plan, const plan_run *run, run_args *a,
-                             saccade_error *err)
+saccade_status run_map_dense(const saccade_plan *plan, const plan_run *run, cu_program program,
+                             run_args *a, int *turned, saccade_error *err)
 {
-    const cu_state *s = plan->state;
-    const cu_form *form = &s->programs[CU_DENSE].form;
-    for (int r = 0; r < s->facts.n_dense; r++) {
-        const cu_dense *read = &s->facts.dense[r];
-        const saccade_tensor *t = tensor_of(plan, run, r);
-        a->p.dense_turned |= is_turned(t, read) << r;
-        TRY(encode(a->driver, form, t, read, &a->dense[r], err));
+    const reads x = reads_of(plan->state, program);
+    *turned = 0;
+    for (int r = 0; r < x.facts->n_dense; r++) {
+        const cu_dense *read = &x.facts->dense[r];
+        const saccade_tensor *t = tensor_of(&x, run, r);
+        const sides of = sides_of(&x, read, t);
+        *turned |= (of.near == of.row) << r;
+        TRY(encode(a->driver, &x, t, read, &a->dense[r], err));
     }
     return SACCADE_OK;
 }

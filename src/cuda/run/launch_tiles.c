@@ -126,6 +126,6 @@ saccade_status run_launch_tiles(const saccade_plan *plan, const plan_run *run, r
         TRY(run_encode_map(a->driver, run->v, box, PROMOTE_128, &a->maps[2], err));
     }
     if (a->program == CU_DENSE)
-        TRY(run_map_dense(plan, run, a, err));
+        TRY(run_map_dense(plan, run, CU_DENSE, a, &a->p.dense_turned, err));
     return launch_passes(plan, run, a, err);
 }

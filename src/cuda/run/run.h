@@ -74,11 +74,12 @@ saccade_status run_collect_keys(const saccade_plan *plan, const plan_run *run, r
 
 /* ---- dense.c: tensors that scores read at their own query and key ---- */
 
-/* Whether tensor copies take all those of the run that CU_DENSE wants as tiles. */
-int run_takes_dense(const saccade_plan *plan, const plan_run *run);
-/* Their maps, and which way they lie. */
-saccade_status run_map_dense(const saccade_plan *plan, const plan_run *run, run_args *a,
-                             saccade_error *err);
+/* Whether tensor copies take all those of the run that a program, CU_DENSE or CU_BWD_DENSE,
+ * wants as tiles. */
+int run_takes_dense(const saccade_plan *plan, const plan_run *run, cu_program program);
+/* Their maps, and which of them are turned: a bit of each (dense.cuh). */
+saccade_status run_map_dense(const saccade_plan *plan, const plan_run *run, cu_program program,
+                             run_args *a, int *turned, saccade_error *err);
 
 /* ---- choose_kernel.c ---- */
 
