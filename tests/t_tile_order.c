@@ -22,7 +22,7 @@ static cu_tile_lengths causal_lengths(int64_t heads, int64_t n, int64_t step, in
 {
     for (int64_t i = 0; i < heads * n; i++)
         blocks[i] = (n - i / heads) * step;
-    return (cu_tile_lengths){blocks, heads * n, 0};
+    return (cu_tile_lengths){.blocks = blocks, .n = heads * n};
 }
 
 static int64_t sum_of(const cu_tile_lengths *x)
@@ -69,7 +69,7 @@ static void heads_are_cut_where_tiles_are_few(void **state)
 /* 172 equal tiles take two rounds of 132; 344 halves of them take three. */
 static void equal_tiles_are_cut_too(void **state)
 {
-    const cu_tile_lengths x = {NULL, 172, 256}, many = {NULL, 1024, 256};
+    const cu_tile_lengths x = {.n = 172, .each = 256}, many = {.n = 1024, .each = 256};
     double time;
     (void)state;
     assert_int_equal(cu_head_parts(132, 1, &x, &time), 1);
@@ -81,11 +81,35 @@ static void equal_tiles_are_cut_too(void **state)
     assert_int_equal(cu_head_parts_most(132, 8, 529), 1);
 }
 
+/* A head's last tile has fewer groups of 64 keys: such tiles fill the last round of others. */
+static void last_tiles_are_short(void **state)
+{
+    const cu_tile_lengths whole = cu_equal_tiles(10, 384, 3, 16);
+    const cu_tile_lengths one = cu_equal_tiles(10, 1, 3, 16);
+    const cu_tile_lengths two = cu_equal_tiles(10, 193 + 64, 3, 16);
+    const cu_tile_lengths three = cu_equal_tiles(10, 192 + 129, 3, 16);
+    const cu_tile_lengths bert = cu_equal_tiles(96, 1024, 3, 16);
+    double time;
+    (void)state;
+    assert_true(whole.n == 20 && whole.n_short == 0);
+    assert_true(three.n == 20 && three.n_short == 0);
+    assert_true(one.n == 10 && one.n_short == 10);
+    assert_true(two.n == 20 && two.n_short == 10);
+    assert_true(one.share > 1 / 3. && one.share < two.share && two.share < 1);
+    cu_query_parts(132, 1, 0, &bert, &time); /* 480 whole ones and 96: four rounds, not five */
+    assert_true(time == 4 * 16);
+    cu_query_parts(132, 1, 0, &one, &time);
+    assert_true(time < 16);
+    cu_query_parts(5, 1, 0, &two, &time); /* 10 and 10 of them: two rounds and two short ones */
+    assert_true(time > 3 * 16 && time < 4 * 16);
+}
+
 /* 77 keys of 20 heads are 20 tiles of 4096 queries, for 132 multiprocessors. Parts of rows all
  * run at once; a mask, or no more than two blocks, are not worth a second kernel. */
 static void rows_are_cut_where_keys_are_few(void **state)
 {
-    const cu_tile_lengths cross = {NULL, 20, 64}, many = {NULL, 67, 64}, few = {NULL, 20, 2};
+    const cu_tile_lengths cross = {.n = 20, .each = 64}, many = {.n = 67, .each = 64};
+    const cu_tile_lengths few = {.n = 20, .each = 2};
     double time;
     (void)state;
     cu_cut cut = cu_query_parts(132, 1, 1, &cross, &time);
@@ -116,7 +140,7 @@ static void room_for_parts_is_room_for_smaller_runs(void **state)
     for (int n = 0; n < 2 * 7 * 7 * 6; n++) {
         const int group = n & 1 ? 8 : 1, h = n / 2 % 7, k = n / 14 % 7, b = n / 98;
         const int64_t tiles = heads[h] * ((keys[k] + TILE - 1) / TILE);
-        const cu_tile_lengths x = {NULL, tiles, blocks[b]};
+        const cu_tile_lengths x = {.n = tiles, .each = blocks[b]};
         double time;
         const cu_cut cut = cu_query_parts(132, group, 1, &x, &time);
         const int any = cu_head_parts_most(132, group, tiles); /* of masks */
@@ -334,7 +358,7 @@ static void parts_follow_from_runs(void **state)
     assert_true(parts > 1);
     assert_int_equal(cu_find_head_parts(x.r, &grouped, 132, 0, &parts, NULL), SACCADE_OK);
     assert_int_equal(
-        parts, cu_head_parts(132, 8, &(cu_tile_lengths){NULL, TILES, BLOCKS}, &time));
+        parts, cu_head_parts(132, 8, &(cu_tile_lengths){.n = TILES, .each = BLOCKS}, &time));
     assert_int_equal(cu_find_head_parts(x.r, &x.sizes, 132, 1, &parts, NULL), SACCADE_OK);
     assert_int_equal(parts, 1);
     drop(&x);
@@ -345,6 +369,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(heads_are_cut_where_tiles_are_few),
         cmocka_unit_test(equal_tiles_are_cut_too),
+        cmocka_unit_test(last_tiles_are_short),
         cmocka_unit_test(rows_are_cut_where_keys_are_few),
         cmocka_unit_test(room_for_parts_is_room_for_smaller_runs),
         cmocka_unit_test(all_tiles_come_once),

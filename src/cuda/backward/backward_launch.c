@@ -509,12 +509,16 @@ static saccade_status start_program(const saccade_plan *plan, const plan_run *ru
     }
 }
 
-/* Without a mask all tiles are alike. */
-static void fill_parts(const saccade_plan *plan, const cu_runs *runs, cu_bwd *p)
+/* Without a mask all whole tiles are alike. */
+static void fill_parts(const saccade_plan *plan, const cu_runs *runs, cu_program program,
+                       cu_bwd *p)
 {
     const cu_state *s = plan->state;
-    const cu_tile_lengths tiles = {NULL, p->f.n_tiles, p->n_mblk};
+    cu_tile_lengths tiles = {.n = p->f.n_tiles, .each = p->n_mblk};
     double time;
+    if (makes_sums(program))
+        tiles = cu_equal_tiles((int64_t)p->f.B * p->f.G, p->f.N,
+                               s->programs[program].form.tile.groups, p->n_mblk);
     const cu_cut cut =
         runs ? (cu_cut){runs->head_parts, 1}
              : cu_query_parts(s->device.n_sm, cu_backward_cut_heads(&plan->problem),
@@ -541,7 +545,7 @@ static saccade_status start_whole(const saccade_plan *plan, const plan_run *run,
     l.a.stream = run->stream;
     TRY(cu_backward_find_runs(plan, run, program, &runs, err));
     fill_tiles(problem, runs.tiles, s->programs[program].form.tile.keys, &l.p.f);
-    fill_parts(plan, runs.tiles, &l.p);
+    fill_parts(plan, runs.tiles, program, &l.p);
     l.turns = runs.tiles ? runs.tiles->turns : (cu_turns){0, l.p.f.n_tiles};
     fill_queries(problem, runs.wide_queries ? runs.wide_queries : runs.queries, &l.p);
     TRY(run_captures(problem->score, run->score_env.tensors, l.a.captures, err));

@@ -61,12 +61,12 @@ int cu_backward_is_short(const cu_form *first, const cu_form *second,
     if (n_sm <= 0)
         return 0;
     for (int i = 0; i < 2; i++) {
-        const int64_t keys = form[i]->tile.keys, n = (sizes->KV + keys - 1) / keys;
-        tiles[i] = sizes->B * sizes->Hkv * n;
-        cu_query_parts(n_sm, group, cuts_rows,
-                       &(cu_tile_lengths){NULL, tiles[i], cu_backward_query_blocks(sizes)},
-                       &each[i]);
-        each[i] *= (double)keys * (i ? 1.15 : 1);
+        const cu_tile_lengths all =
+            cu_equal_tiles(sizes->B * sizes->Hkv, sizes->KV, form[i]->tile.groups,
+                           cu_backward_query_blocks(sizes));
+        cu_query_parts(n_sm, group, cuts_rows, &all, &each[i]);
+        tiles[i] = all.n;
+        each[i] *= (double)form[i]->tile.keys * (i ? 1.15 : 1);
     }
     const int is_even = group > 1 && tiles[0] * group >= n_sm; /* by parts, whatever the mask */
     return each[1] < each[0] && (!has_mask || (tiles[1] * group <= n_sm && !is_even));

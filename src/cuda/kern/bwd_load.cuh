@@ -85,10 +85,20 @@ DEVICE void load_queries(const arena &s, const loader &l, int share, const cu_bw
     }
 }
 
+/* Whether a group of consumers that does not pass its steps has keys that are not live. */
+DEVICE int has_cut_group(const key_tile &t)
+{
+    if (!GROUPS_PASS)
+        return t.key0 + KEYS > t.kv_len;
+    return (min(t.kv_len - t.key0, (int)KEYS) & 63) != 0;
+}
+
 /* The tile that this CTA takes next, or none. */
 DEVICE int next_turn(const cu_bwd &p)
 {
-    return CFG_TAKES_MANY ? gridDim.x + atomicAdd(p.tiles_taken, 1u) : p.f.n_tiles;
+    int ctas; /* read here: kept through the loop it would cost a register */
+    asm volatile("mov.u32 %0, %%nctaid.x;" : "=r"(ctas));
+    return CFG_TAKES_MANY ? ctas + (int)atomicAdd(p.tiles_taken, 1u) : p.f.n_tiles;
 }
 
 DEVICE void load_step(const arena &s, loader &l, int share, const cu_bwd &p,
@@ -99,7 +109,7 @@ DEVICE void load_step(const arena &s, loader &l, int share, const cu_bwd &p,
     int first_flag = l.left == ALL_STEPS ? STEP_FIRST : 0;
     l.left = query_next(l.walk, p, mod, t) ? MORE_STEPS : 0;
     int tile = row_block(p, tile_rows_of(p.f, t), t.b, l.walk.h, l.walk.block);
-    int masked = l.walk.masked | (t.key0 + KEYS > t.kv_len);
+    int masked = l.walk.masked | has_cut_group(t);
     int first = l.walk.block * BWD_ROWS,
         flags = step_flags(tile_rows_of(p.f, t).q_len - first, masked);
 #if CFG_ROWS

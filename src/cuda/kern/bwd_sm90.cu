@@ -362,6 +362,30 @@ DEVICE void use_block(block &x, block_words &words, const arena &s, consumer &c,
     end_head(c, p, mod, reads, t, at.h, x.step, wg);
 }
 
+/* Passes the steps of a tile in which this group has no live key: its dS is 0, from the first
+ * two steps on, which have a place each. */
+DEVICE void pass_steps(consumer &c, const arena &s)
+{
+    u32 zeros[S_COUNT / 2];
+#pragma unroll
+    for (int i = 0; i < S_COUNT / 2; i++)
+        zeros[i] = 0;
+#pragma unroll 1
+    for (int n = 0;; n++) {
+        barrier_wait(s.q_full + c.slot * 8, parity_of(c.n));
+        int4 step = load_four(s.steps + (c.n & (STEPS - 1)) * 16);
+        if (step.w & STEP_END)
+            return;
+        barrier_wait(s.ds_empty + (c.n & 1) * 8, (c.n >> 1 & 1) ^ 1);
+        if (CFG_DQ && n < 2)
+            share_ds(s.ds + (c.n & 1) * DS_BYTES, zeros, c.own);
+        warp_arrives(s.ds_full + (c.n & 1) * 8);
+        if (FREES_EARLY)
+            warp_arrives(s.used + c.slot * 8);
+        step_next(c.slot, c.n);
+    }
+}
+
 /* Returns how the tile ends. */
 DEVICE int4 consume_tile(consumer &c, const arena &s, const cu_bwd &p, const mod_args &mod,
                          const cu_reads &reads, int turn, u32 parity, int wg)
@@ -371,6 +395,16 @@ DEVICE int4 consume_tile(consumer &c, const arena &s, const cu_bwd &p, const mod
     block_words words;
     key_tile t = key_tile_at(p.f, turn);
     barrier_wait(s.kv_full, parity);
+    int is_dead = t.key0 + wg * 64 >= t.kv_len;
+    if (GROUPS_PASS && __builtin_expect(__all_sync(~0u, is_dead), 0)) { /* uniform for ptxas */
+        pass_steps(c, s);
+#pragma unroll
+        for (int i = 0; i < CFG_D / 2; i++)
+            dk[i] = 0.f;
+#pragma unroll
+        for (int i = 0; i < CFG_E / 2; i++)
+            dv[i] = 0.f;
+    }
     start_scores(s, c, x.acc, x.step, wg);
     make_ahead(c, p, mod, t, x.step, wg);
     wgmma_wait<0>();
@@ -397,7 +431,8 @@ DEVICE int4 consume_tile(consumer &c, const arena &s, const cu_bwd &p, const mod
         warp_arrives(s.used + c.slot * 8);
     int4 end = load_four(s.steps + (c.n & (STEPS - 1)) * 16);
     int has = !(end.w & STEP_FIRST);
-    t = key_tile_of(p.f, end.z); /* kept through the loop it would cost registers */
+    t = key_tile_of(p.f, end.z); /* kept through the loop it would cost registers, as the row */
+    asm volatile("" : "+r"(wg));
     int row = t.key0 + wg * 64 + (threadIdx.x / 32 & 3) * 16 + (threadIdx.x & 31) / 4;
     float scale = p.f.scale * BWD_WEIGHT_UNIT;
 #if CFG_LATE_SLOPE && CFG_GROUP == 1

@@ -124,11 +124,15 @@ cu_limits cu_limits_find(int device, const saccade_block_mask *mask, const sacca
 /* ---- query_parts.c ---- */
 
 /* Tiles of keys by how many blocks of queries each meets in one head, longest first; blocks
- * NULL: `each`. */
+ * NULL: `each`, of which the last n_short take a share of the time. */
 typedef struct cu_tile_lengths {
     const int64_t *blocks;
-    int64_t n, each;
+    int64_t n, each, n_short;
+    double share;
 } cu_tile_lengths;
+
+/* Those of so many heads without a mask, of groups of ROW_BLOCK keys. */
+cu_tile_lengths cu_equal_tiles(int64_t heads, int64_t KV, int groups, int64_t each);
 
 /* Into how many parts the query heads of a group are best cut, a divisor of group, and the time
  * that the tiles take then on n_sm multiprocessors, in blocks. */

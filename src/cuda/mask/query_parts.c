@@ -43,20 +43,48 @@ static void take_earliest(int64_t *ends, int n, int64_t work)
     ends[at] = end;
 }
 
+/* Groups whose keys are all past the last pass a tile's steps; what a step takes beside its
+ * groups, in their time. */
+static const double BESIDE_GROUPS = 0.6;
+
+cu_tile_lengths cu_equal_tiles(int64_t heads, int64_t KV, int groups, int64_t each)
+{
+    const int64_t keys = (int64_t)groups * ROW_BLOCK, left = KV % keys;
+    const int64_t live = ceil_div(left, ROW_BLOCK);
+    cu_tile_lengths x = {.n = heads * ceil_div(KV, keys), .each = each, .share = 1};
+    if (left && live < groups) {
+        x.n_short = heads;
+        x.share = ((double)live + BESIDE_GROUPS) / (groups + BESIDE_GROUPS);
+    }
+    return x;
+}
+
+/* Rounds of tiles without a mask: multiprocessors without one in the last round of whole ones
+ * take short ones meanwhile. */
+static double rounds_of(const cu_tile_lengths *x, int parts, int n_sm)
+{
+    const int64_t whole = (x->n - x->n_short) * parts, shorts = x->n_short * parts;
+    const int64_t idle = ceil_div(whole, n_sm) * n_sm - whole;
+    const int64_t meanwhile = shorts ? idle * (int64_t)(1 / x->share) : 0;
+    const int64_t after = larger(shorts - meanwhile, 0);
+    return (double)ceil_div(whole, n_sm)
+           + (after ? (double)ceil_div(after, n_sm) * x->share : 0);
+}
+
 /* When the last of these tiles ends, each taken, longest first, by whoever is free; in blocks
  * of one head times the group. ends: room. */
-static int64_t time_of(const cu_tile_lengths *x, int parts, int n_sm, int group, int64_t *ends)
+static double time_of(const cu_tile_lengths *x, int parts, int n_sm, int group, int64_t *ends)
 {
     int64_t last = 0;
     if (!x->blocks)
-        return (x->n * parts + n_sm - 1) / n_sm * x->each * group / parts;
+        return rounds_of(x, parts, n_sm) * (double)(x->each * group) / parts;
     for (int i = 0; i < n_sm; i++)
         ends[i] = 0;
     for (int64_t i = 0; i < x->n * parts; i++)
         take_earliest(ends, n_sm, x->blocks[i / parts] * (group / parts));
     for (int i = 0; i < n_sm; i++)
         last = ends[i] > last ? ends[i] : last;
-    return last;
+    return (double)last;
 }
 
 int cu_head_parts(int n_sm, int group, const cu_tile_lengths *x, double *time)
@@ -69,8 +97,7 @@ int cu_head_parts(int n_sm, int group, const cu_tile_lengths *x, double *time)
         if (!may_be(parts, group, n_sm, x->n))
             continue;
         const double joined = LAUNCH_BLOCKS + TILE_BLOCKS * (double)(x->n * parts);
-        const double now = (double)time_of(x, parts, n_sm, group, ends)
-                           + (parts > 1 ? joined : 0);
+        const double now = time_of(x, parts, n_sm, group, ends) + (parts > 1 ? joined : 0);
         if (parts == 1 || now < *time) {
             *time = now;
             best = parts;
@@ -126,7 +153,7 @@ saccade_status cu_find_head_parts(const mask_runs *r, const saccade_sizes *s, in
 {
     const int64_t heads = s->B * s->Hkv, n = heads * r->rows;
     const int group = (int)cu_group(s);
-    const cu_tile_lengths equal = {NULL, n, r->columns};
+    const cu_tile_lengths equal = {.n = n, .each = r->columns};
     double time;
     *parts = 1;
     if (cu_head_parts_most(n_sm, group, n) == 1)
@@ -140,7 +167,7 @@ saccade_status cu_find_head_parts(const mask_runs *r, const saccade_sizes *s, in
     for (int64_t i = 0; i < n; i++)
         blocks[i] = r->row_live[cu_first_row(r, s->Hkv, i / r->rows) + i % r->rows];
     qsort(blocks, (size_t)n, sizeof *blocks, longer_first);
-    *parts = cu_head_parts(n_sm, group, &(cu_tile_lengths){blocks, n, 0}, &time);
+    *parts = cu_head_parts(n_sm, group, &(cu_tile_lengths){.blocks = blocks, .n = n}, &time);
     free(blocks);
     return SACCADE_OK;
 }
