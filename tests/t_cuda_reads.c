@@ -174,6 +174,12 @@ static const dense_case cases[] = {
     {.problem = "b2 h2 q200 kv300 d192 bf16",
      .score = "score + t[h, q, kv]",
      .of = {LONGER("t", "hqk", F16, 20)}},
+    {.problem = "b2 h2 q200 kv304 d64 bf16",
+     .score = "20 * tanh((score + t[h, q, kv]) / 20)",
+     .of = {LONGER("t", "hqk", BF16, 16)}},
+    {.problem = "b1 h2 q200 kv304 d64 bf16",
+     .score = "score + log(200 - q) + t[q, kv]",
+     .of = {TENSOR("t", "qk", BF16)}},
 };
 enum { CASES = sizeof cases / sizeof cases[0] };
 

@@ -84,16 +84,17 @@ static void equal_tiles_are_cut_too(void **state)
 /* A head's last tile has fewer groups of 64 keys: such tiles fill the last round of others. */
 static void last_tiles_are_short(void **state)
 {
-    const cu_tile_lengths whole = cu_equal_tiles(10, 384, 3, 16);
-    const cu_tile_lengths one = cu_equal_tiles(10, 1, 3, 16);
-    const cu_tile_lengths two = cu_equal_tiles(10, 193 + 64, 3, 16);
-    const cu_tile_lengths three = cu_equal_tiles(10, 192 + 129, 3, 16);
-    const cu_tile_lengths bert = cu_equal_tiles(96, 1024, 3, 16);
+    const cu_tile_lengths whole = cu_equal_tiles(10, 384, 3, 1, 16);
+    const cu_tile_lengths one = cu_equal_tiles(10, 1, 3, 1, 16);
+    const cu_tile_lengths two = cu_equal_tiles(10, 193 + 64, 3, 1, 16);
+    const cu_tile_lengths three = cu_equal_tiles(10, 192 + 129, 3, 1, 16);
+    const cu_tile_lengths bert = cu_equal_tiles(96, 1024, 3, 1, 16);
     double time;
     (void)state;
     assert_true(whole.n == 20 && whole.n_short == 0);
     assert_true(three.n == 20 && three.n_short == 0);
     assert_true(one.n == 10 && one.n_short == 10);
+    assert_int_equal(cu_equal_tiles(10, 1, 3, 0, 16).n_short, 0);
     assert_true(two.n == 20 && two.n_short == 10);
     assert_true(one.share > 1 / 3. && one.share < two.share && two.share < 1);
     cu_query_parts(132, 1, 0, &bert, &time); /* 480 whole ones and 96: four rounds, not five */

@@ -36,12 +36,22 @@ static int first_choice(const cu_state *s, const plan_problem *p)
     return stores_elements(s, p) && p->sizes.D <= 64 && p->sizes.Dv <= 64;
 }
 
+/* Two groups take as long with one of them at work, and others have no register left. */
+static void let_groups_pass(const cu_state *s, const plan_problem *p, cu_form *form)
+{
+    form->backward.passes =
+        form->tile.groups > 2 && cu_backward_takes_many(&s->backward_facts, p);
+}
+
 /* Sums in fixed point need a bound of the score function's slope. */
 int cu_backward_tiles_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
 {
     rung += first_choice(s, p);
-    return p->gradients & BY_TILES && s->family == CU_SM90 && cu_backward_is_bounded(s, p)
-           && cu_backward_tile_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv), rung, out);
+    if (!(p->gradients & BY_TILES) || s->family != CU_SM90 || !cu_backward_is_bounded(s, p)
+        || !cu_backward_tile_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv), rung, out))
+        return 0;
+    let_groups_pass(s, p, out);
+    return 1;
 }
 
 /* Tensors that scores and masks read at their own query and key come as tiles, beside programs
@@ -53,9 +63,12 @@ int cu_backward_dense_form(const cu_state *s, const plan_problem *p, int rung, c
     int bytes = 0;
     for (int r = 0; r < facts->n_dense; r++)
         bytes += facts->dense[r].bytes;
-    return bytes && !p->is_ragged && !p->is_invariant && cu_backward_tiles_form(s, p, 0, &tiles)
-           && cu_backward_dense_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv), bytes,
-                                       first_choice(s, p), rung, out);
+    if (!bytes || p->is_ragged || p->is_invariant || !cu_backward_tiles_form(s, p, 0, &tiles)
+        || !cu_backward_dense_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv), bytes,
+                                     first_choice(s, p), rung, out))
+        return 0;
+    let_groups_pass(s, p, out);
+    return 1;
 }
 
 /* The second of two choices, of fewer keys; gradients of captures are left to the first. */

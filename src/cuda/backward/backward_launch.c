@@ -514,11 +514,12 @@ static void fill_parts(const saccade_plan *plan, const cu_runs *runs, cu_program
                        cu_bwd *p)
 {
     const cu_state *s = plan->state;
+    const cu_form *form = &s->programs[program].form;
     cu_tile_lengths tiles = {.n = p->f.n_tiles, .each = p->n_mblk};
     double time;
-    if (makes_sums(program))
-        tiles = cu_equal_tiles((int64_t)p->f.B * p->f.G, p->f.N,
-                               s->programs[program].form.tile.groups, p->n_mblk);
+    if (form->backward.passes)
+        tiles =
+            cu_equal_tiles((int64_t)p->f.B * p->f.G, p->f.N, form->tile.groups, 1, p->n_mblk);
     const cu_cut cut =
         runs ? (cu_cut){runs->head_parts, 1}
              : cu_query_parts(s->device.n_sm, cu_backward_cut_heads(&plan->problem),

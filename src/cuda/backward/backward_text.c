@@ -63,7 +63,7 @@ int cu_backward_is_short(const cu_form *first, const cu_form *second,
     for (int i = 0; i < 2; i++) {
         const cu_tile_lengths all =
             cu_equal_tiles(sizes->B * sizes->Hkv, sizes->KV, form[i]->tile.groups,
-                           cu_backward_query_blocks(sizes));
+                           form[i]->backward.passes, cu_backward_query_blocks(sizes));
         cu_query_parts(n_sm, group, cuts_rows, &all, &each[i]);
         tiles[i] = all.n;
         each[i] *= (double)form[i]->tile.keys * (i ? 1.15 : 1);
@@ -405,6 +405,7 @@ static void put_config(const plan_problem *p, const cu_form *form, const cu_mod_
         {"CTAS_KEYS", form->backward.ctas[0]},
         {"CTAS_QUERIES", form->backward.ctas[1]},
         {"SPLIT", form->backward.is_split},
+        {"PASSES", form->backward.passes},
         {"FIXED", cu_backward_is_fixed(p, form)},
         {"REGS_CONSUMER", form->backward.registers[0]},
         {"REGS_DQ", form->backward.registers[1]},

@@ -34,9 +34,10 @@ static inline int cu_backward_has_tiles(const cu_state *s)
     return s->programs[CU_BWD_TILES].form.tile.groups > 0;
 }
 
+/* Other kernels prepare and end what this program makes if there are tiles. */
 static inline int cu_backward_has_dense(const cu_state *s)
 {
-    return s->programs[CU_BWD_DENSE].form.tile.groups > 0;
+    return cu_backward_has_tiles(s) && s->programs[CU_BWD_DENSE].form.tile.groups > 0;
 }
 
 static inline int cu_backward_has_wide(const cu_state *s)

@@ -47,6 +47,39 @@ static int may_mask(const plan_problem *p)
     return n->op != OP_ftanh && (!offset || offset->n_captures > 0);
 }
 
+/* Whether an operation may have no finite result for finite operands. */
+static int may_be_special(const emitter *e, const mod_node *n)
+{
+    switch (n->op) {
+    case OP_LOAD:
+    case OP_fsqrt:
+    case OP_frsqrt:
+    case OP_fexp:
+    case OP_fexp2:
+    case OP_flog:
+    case OP_flog2:
+    case OP_ftan:
+    case OP_fpow:
+        return 1;
+    case OP_fdiv: {
+        const mod_node *by = emit_arg(e, n, 1);
+        return by->op != OP_FLOAT || by->imm.f == 0;
+    }
+    default:
+        return 0;
+    }
+}
+
+/* Whether scores may be NaN or +inf at positions that a run does not have. */
+static int may_be_nan(const mod_fn *score)
+{
+    const emitter e = {.fn = score};
+    int any = 0;
+    for (uint32_t i = 0; i < score->n_nodes; i++)
+        any |= may_be_special(&e, &score->nodes[i]);
+    return any;
+}
+
 static int is_minus_infinity(const mod_node *n)
 {
     return n->op == OP_FLOAT && isinf(n->imm.f) && n->imm.f < 0;
@@ -120,6 +153,7 @@ saccade_status emit_slope(emitter *e, arena *scratch, cu_mod_text *facts, saccad
     facts->kept = (cu_shares){0};
     if (!p->score) {
         strbuf_puts(e->out, "#define SLOPE_ONE 1\n#define SCORE_MAY_MASK 0\n"
+                            "#define SCORE_MAY_BE_NAN 0\n"
                             "#define SLOPE_IS_FINITE 1\n#define SLOPE_CAP 0\n"
                             "#define SCORE_LINE 0\n#define ROW_SLOPE 0\n"
                             "#define HEAD_SLOPE 0\n#define SCORE_TILES\n");
@@ -161,8 +195,10 @@ saccade_status emit_slope(emitter *e, arena *scratch, cu_mod_text *facts, saccad
     const int is_one =
         emit_has_slope_one(p)
         || (!facts->is_head_slope && is_score_or_masked(e, &both->nodes[results[0]]));
-    strbuf_printf(e->out, "#define SLOPE_ONE %d\n#define SCORE_MAY_MASK %d\n", is_one,
-                  may_mask(p));
+    strbuf_printf(e->out,
+                  "#define SLOPE_ONE %d\n#define SCORE_MAY_MASK %d\n"
+                  "#define SCORE_MAY_BE_NAN %d\n",
+                  is_one, may_mask(p), may_be_nan(p->score));
     strbuf_printf(e->out, "#define SCORE_LINE %d\n\n", emit_line(e));
     facts->slope_most = wanted[0] == PASS_NO_NODE
                             ? 0

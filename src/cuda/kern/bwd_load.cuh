@@ -88,7 +88,7 @@ DEVICE void load_queries(const arena &s, const loader &l, int share, const cu_bw
 /* Whether a group of consumers that does not pass its steps has keys that are not live. */
 DEVICE int has_cut_group(const key_tile &t)
 {
-    if (!GROUPS_PASS)
+    if (!CFG_PASSES)
         return t.key0 + KEYS > t.kv_len;
     return (min(t.kv_len - t.key0, (int)KEYS) & 63) != 0;
 }

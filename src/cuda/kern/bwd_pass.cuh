@@ -161,10 +161,10 @@ DEVICE float dropped_dp(const cu_fwd &p, float dp, u32 keep)
 #endif
 }
 
-/* Whether a row has no key, or is past the last, where what its scores read may be NaN. */
+/* Whether a row has no key, or is past the last, where its scores may be NaN. */
 DEVICE bool is_dead_row(float lse)
 {
-    return SCORE_MAY_MASK && lse == -NEG_INF;
+    return SCORE_MAY_BE_NAN && lse == -NEG_INF;
 }
 
 /* Weights, those that are kept, and dS of four positions; 0 where they are not live. keep: a

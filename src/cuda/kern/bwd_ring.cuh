@@ -6,9 +6,9 @@
 enum { STEP_MASKED = 1, STEP_END = 2, STEP_FIRST = 4, STEP_ROWS = 8 };
 
 /* Whether queries past the last are cut from steps that no mask cuts: rows there weigh 0 times
- * what K holds, which may be NaN, and that matters for sums along diagonals; and what scores
- * read of tensors there may be NaN. */
-#define CUTS_ROWS (CFG_TERMS || SCORE_MAY_MASK)
+ * what K holds, which may be NaN, and that matters for sums along diagonals; and their scores
+ * may be NaN. */
+#define CUTS_ROWS (CFG_TERMS || SCORE_MAY_BE_NAN)
 
 /* What a step says with so many queries from its first on. Where the mask hides keys from all
  * rows but those past the last, that matters too. Rows of other sequences are cleared

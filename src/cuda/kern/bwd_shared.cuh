@@ -4,6 +4,10 @@
  * delta of the stages, what the last steps are about, three columns of terms, and barriers. */
 #pragma once
 
+/* Two stages are loaded in time only if consumers say when they are done with one; with more,
+ * dS of the step after says so. */
+#define FREES_EARLY (CFG_SPLIT && CFG_STAGES == 2)
+
 enum {
     KEYS = CFG_KEYS,
     PANELS_D = (CFG_D + 63) / 64,
@@ -23,11 +27,6 @@ enum {
     ONES_BYTES = 160,           /* bwd_key_sums.cuh: eight rows of a column, and 16 bytes on */
     S_COUNT = BWD_ROWS / 2,     /* words of a fragment of 64 rows by BWD_ROWS columns */
     DQ_GROUP = CFG_WGS,
-    /* Groups of consumers without a live key pass the steps; others' registers are too few. */
-    GROUPS_PASS = CFG_TAKES_MANY && CFG_WGS > 2,
-    /* Two stages are loaded in time only if consumers say when they are done with one; with
-     * more, dS of the step after says so. */
-    FREES_EARLY = CFG_SPLIT && CFG_STAGES == 2,
     THREADS = (CFG_WGS + 1 + CFG_SPLIT) * 128
 };
 

@@ -396,7 +396,7 @@ DEVICE int4 consume_tile(consumer &c, const arena &s, const cu_bwd &p, const mod
     key_tile t = key_tile_at(p.f, turn);
     barrier_wait(s.kv_full, parity);
     int is_dead = t.key0 + wg * 64 >= t.kv_len;
-    if (GROUPS_PASS && __builtin_expect(__all_sync(~0u, is_dead), 0)) { /* uniform for ptxas */
+    if (CFG_PASSES && __builtin_expect(__all_sync(~0u, is_dead), 0)) { /* uniform for ptxas */
         pass_steps(c, s);
 #pragma unroll
         for (int i = 0; i < CFG_D / 2; i++)

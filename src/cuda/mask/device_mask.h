@@ -131,8 +131,9 @@ typedef struct cu_tile_lengths {
     double share;
 } cu_tile_lengths;
 
-/* Those of so many heads without a mask, of groups of ROW_BLOCK keys. */
-cu_tile_lengths cu_equal_tiles(int64_t heads, int64_t KV, int groups, int64_t each);
+/* Those of so many heads without a mask, of groups of ROW_BLOCK keys; passes: groups without a
+ * live key pass a tile's steps. */
+cu_tile_lengths cu_equal_tiles(int64_t heads, int64_t KV, int groups, int passes, int64_t each);
 
 /* Into how many parts the query heads of a group are best cut, a divisor of group, and the time
  * that the tiles take then on n_sm multiprocessors, in blocks. */

@@ -43,16 +43,15 @@ static void take_earliest(int64_t *ends, int n, int64_t work)
     ends[at] = end;
 }
 
-/* Groups whose keys are all past the last pass a tile's steps; what a step takes beside its
- * groups, in their time. */
+/* What a step takes beside its groups, in their time. */
 static const double BESIDE_GROUPS = 0.6;
 
-cu_tile_lengths cu_equal_tiles(int64_t heads, int64_t KV, int groups, int64_t each)
+cu_tile_lengths cu_equal_tiles(int64_t heads, int64_t KV, int groups, int passes, int64_t each)
 {
     const int64_t keys = (int64_t)groups * ROW_BLOCK, left = KV % keys;
     const int64_t live = ceil_div(left, ROW_BLOCK);
     cu_tile_lengths x = {.n = heads * ceil_div(KV, keys), .each = each, .share = 1};
-    if (left && live < groups) {
+    if (passes && left && live < groups) {
         x.n_short = heads;
         x.share = ((double)live + BESIDE_GROUPS) / (groups + BESIDE_GROUPS);
     }
