@@ -108,10 +108,3 @@ DEVICE void sum_panels(float (&to)[COUNT], column_sums &s, const split_weights &
         }
     }
 }
-
-template <int COUNT> DEVICE void clear(float (&x)[COUNT])
-{
-#pragma unroll
-    for (int i = 0; i < COUNT; i++)
-        x[i] = 0.f;
-}

@@ -199,12 +199,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     passing next = {query_begin(p, t), BWD_ROWS, 0};
     dropper drop = no_dropper();
     int stage = 0;
-#pragma unroll
-    for (int i = 0; i < WIDTH_D / 2; i++)
-        dk[i] = 0.f;
-#pragma unroll
-    for (int i = 0; i < WIDTH_E / 2; i++)
-        dv[i] = 0.f;
+    clear(dk);
+    clear(dv);
     copy_both<STAY>(shared,
                     rows_of_keys(p, tile_rows_of(p.f, t), t.b, keys_head(p, t), t.kv_len),
                     t.key0, p.f.is_plain);

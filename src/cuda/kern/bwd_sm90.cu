@@ -398,12 +398,8 @@ DEVICE int4 consume_tile(consumer &c, const arena &s, const cu_bwd &p, const mod
     int is_dead = t.key0 + wg * 64 >= t.kv_len;
     if (CFG_PASSES && __builtin_expect(__all_sync(~0u, is_dead), 0)) { /* uniform for ptxas */
         pass_steps(c, s);
-#pragma unroll
-        for (int i = 0; i < CFG_D / 2; i++)
-            dk[i] = 0.f;
-#pragma unroll
-        for (int i = 0; i < CFG_E / 2; i++)
-            dv[i] = 0.f;
+        clear(dk);
+        clear(dv);
     }
     start_scores(s, c, x.acc, x.step, wg);
     make_ahead(c, p, mod, t, x.step, wg);

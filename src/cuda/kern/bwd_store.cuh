@@ -1,6 +1,13 @@
-/* Fragments of products to rows of global memory, in the problem's dtype or in f32, over what
- * lies there or added to it. */
+/* Fragments of products, from nothing to rows of global memory, in the problem's dtype or in
+ * f32, over what lies there or added to it. */
 #pragma once
+
+template <int COUNT> DEVICE void clear(float (&x)[COUNT])
+{
+#pragma unroll
+    for (int i = 0; i < COUNT; i++)
+        x[i] = 0.f;
+}
 
 /* The rows of one head of a gradient, from some column on. */
 struct result {
