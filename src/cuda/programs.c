@@ -43,9 +43,7 @@ static int main_form(const cu_state *s, const plan_problem *p, int rung, cu_form
  * in chunks, others load. */
 static int dense_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
 {
-    int bytes = 0;
-    for (int r = 0; r < s->facts.n_dense; r++)
-        bytes += s->facts.dense[r].bytes;
+    const int bytes = cu_dense_bytes(&s->facts);
     return bytes && s->family == CU_SM90 && !p->has_chunks && !p->is_ragged && !p->is_invariant
            && find_tile(s, p, CU_SM90, bytes, rung, out);
 }

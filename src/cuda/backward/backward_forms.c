@@ -28,47 +28,35 @@ static int stores_elements(const cu_state *s, const plan_problem *p)
     return n > 0;
 }
 
-/* The first of the choices of tiles. Elements are stored beside the product of dQ where two
- * groups leave registers for that: with three they come after it, and a step takes twice as
- * long (docs/lab/118). */
-static int first_choice(const cu_state *s, const plan_problem *p)
-{
-    return stores_elements(s, p) && p->sizes.D <= 64 && p->sizes.Dv <= 64;
-}
-
-/* Two groups take as long with one of them at work, and others have no register left. */
-static void let_groups_pass(const cu_state *s, const plan_problem *p, cu_form *form)
-{
-    form->backward.passes =
-        form->tile.groups > 2 && cu_backward_takes_many(&s->backward_facts, p);
-}
-
-/* Sums in fixed point need a bound of the score function's slope. */
+/* Sums in fixed point need a bound of the score function's slope. Elements are stored beside
+ * the product of dQ where two groups leave registers for that: with three they come after it,
+ * and a step takes twice as long (docs/lab/118). Two groups take as long with one of them at
+ * work, and others than those that take many tiles have no register left to pass steps. */
 int cu_backward_tiles_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
 {
-    rung += first_choice(s, p);
+    rung += stores_elements(s, p) && p->sizes.D <= 64 && p->sizes.Dv <= 64;
     if (!(p->gradients & BY_TILES) || s->family != CU_SM90 || !cu_backward_is_bounded(s, p)
         || !cu_backward_tile_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv), rung, out))
         return 0;
-    let_groups_pass(s, p, out);
+    out->backward.passes =
+        out->tile.groups > 2 && cu_backward_takes_many(&s->backward_facts, p);
     return 1;
 }
 
 /* Tensors that scores and masks read at their own query and key come as tiles, beside programs
- * that read them one by one. */
+ * that read them one by one: the rung'th of their forms that has room for it. */
 int cu_backward_dense_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
 {
-    const cu_mod_text *facts = &s->backward_facts;
-    cu_form tiles;
-    int bytes = 0;
-    for (int r = 0; r < facts->n_dense; r++)
-        bytes += facts->dense[r].bytes;
-    if (!bytes || p->is_ragged || p->is_invariant || !cu_backward_tiles_form(s, p, 0, &tiles)
-        || !cu_backward_dense_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv), bytes,
-                                     first_choice(s, p), rung, out))
+    const int bytes = cu_dense_bytes(&s->backward_facts);
+    if (!bytes || p->is_ragged || p->is_invariant)
         return 0;
-    let_groups_pass(s, p, out);
-    return 1;
+    for (int i = 0; cu_backward_tiles_form(s, p, i, out); i++) {
+        out->dense_bytes = bytes;
+        if (cu_backward_fit_dense(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv), out)
+            && rung-- == 0)
+            return 1;
+    }
+    return 0;
 }
 
 /* The second of two choices, of fewer keys; gradients of captures are left to the first. */

@@ -452,15 +452,6 @@ static saccade_status start_plain(const saccade_plan *plan, const plan_run *run,
 
 /* ---- a run ---- */
 
-static int takes_dense(const saccade_plan *plan, const plan_run *run)
-{
-    const cu_state *s = plan->state;
-    return cu_backward_has_dense(s)
-           && cu_backward_is_suited(run->block_mask, BWD_ROWS,
-                                    s->programs[CU_BWD_DENSE].form.tile.keys)
-           && run_takes_dense(plan, run, CU_BWD_DENSE);
-}
-
 /* Which program makes dQ, dK and dV of a run. */
 static cu_program choose(const saccade_plan *plan, const plan_run *run, const cu_bwd *p)
 {
@@ -470,7 +461,8 @@ static cu_program choose(const saccade_plan *plan, const plan_run *run, const cu
     const cu_form *wide = &s->programs[CU_BWD_WIDE].form;
     if (p->f.is_plain)
         return CU_BWD_PLAIN;
-    const int is_dense = takes_dense(plan, run);
+    const int is_dense = cu_backward_suits_dense(s, run->block_mask)
+                         && run_takes_dense(plan, run, CU_BWD_DENSE);
     if (cu_backward_takes_few(plan, run->block_mask, run->q->device.index, &run->sizes,
                               is_dense ? BWD_FEW_DENSE : BWD_FEW_BLOCKS))
         return CU_BWD_FEW;

@@ -12,6 +12,12 @@ int cu_backward_is_suited(const saccade_block_mask *mask, int rows, int keys)
            || (view->imported_block_q % rows == 0 && view->imported_block_kv % keys == 0);
 }
 
+int cu_backward_suits_dense(const cu_state *s, const saccade_block_mask *mask)
+{
+    return cu_backward_has_dense(s)
+           && cu_backward_is_suited(mask, BWD_ROWS, s->programs[CU_BWD_DENSE].form.tile.keys);
+}
+
 /* Which copies of a mask tell what tiles of keys meet: heads of a group come together, but
  * where a kernel keeps something of the head that it is at. */
 static int key_runs(const saccade_plan *plan)
@@ -78,7 +84,7 @@ saccade_status cu_backward_make_runs(const saccade_plan *plan, const saccade_blo
         && cu_backward_is_suited(mask, BWD_ROWS, short_keys))
         TRY(cu_runs_make(driver, device, mask, BWD_ROWS, short_keys, of_keys, sizes, plan,
                          err));
-    if (cu_backward_has_dense(s) && cu_backward_is_suited(mask, BWD_ROWS, dense_keys))
+    if (cu_backward_suits_dense(s, mask))
         TRY(cu_runs_make(driver, device, mask, BWD_ROWS, dense_keys, of_keys, sizes, plan,
                          err));
     TRY(cu_runs_make(driver, device, mask, BWD_ROWS, keys, of_keys, sizes, plan, err));

@@ -28,7 +28,7 @@ int cu_backward_tile_choice(int D, int E, int rung, cu_form *out)
 }
 
 /* Two stages are enough where consumers say when they are done with one (FREES_EARLY). */
-static int fit_stages(int D, int E, cu_form *form)
+int cu_backward_fit_dense(int D, int E, cu_form *form)
 {
     enum { STAGES_MOST = 3 }; /* dense reads have two places */
     const int least = STAGES_MOST - form->backward.is_split;
@@ -37,16 +37,6 @@ static int fit_stages(int D, int E, cu_form *form)
            && cu_backward_shared_bytes(form, D, E) > cu_shared_most(90))
         form->tile.stages--;
     return cu_backward_shared_bytes(form, D, E) <= cu_shared_most(90);
-}
-
-int cu_backward_dense_choice(int D, int E, int bytes, int first, int rung, cu_form *out)
-{
-    for (int i = first; cu_backward_tile_choice(D, E, i, out); i++) {
-        out->dense_bytes = bytes;
-        if (fit_stages(D, E, out) && rung-- == 0)
-            return 1;
-    }
-    return 0;
 }
 
 /* A key takes 1.15 times as long where two groups share a step as where three do (b1 h32 q15360

@@ -109,9 +109,9 @@ int cu_backward_tile_choice(int D, int E, int rung, cu_form *out);
 int cu_backward_is_short(const cu_form *first, const cu_form *second,
                          const saccade_sizes *sizes, int n_sm, int group, int cuts_rows,
                          int has_mask);
-/* Of its choices from the first'th on the rung'th that fits where dense reads come as tiles, so
- * many bytes for a score. */
-int cu_backward_dense_choice(int D, int E, int bytes, int first, int rung, cu_form *out);
+/* Gives one of its choices as many stages as fit beside dense reads, form->dense_bytes for a
+ * score; 0 where they are too few. */
+int cu_backward_fit_dense(int D, int E, cu_form *form);
 /* cu_backward_tile_choice for bwd_wide.cu. */
 int cu_backward_wide_choice(int D, int E, int rung, cu_form *out);
 /* cu_backward_tile_choice for bwd_f32.cu. */
@@ -182,6 +182,8 @@ saccade_status cu_backward_emit(cu_state *s, const plan_problem *p, arena *scrat
 
 /* An imported mask's blocks are taken whole or in parts. */
 int cu_backward_is_suited(const saccade_block_mask *mask, int rows, int keys);
+/* Whether there is CU_BWD_DENSE, for this mask. */
+int cu_backward_suits_dense(const cu_state *s, const saccade_block_mask *mask);
 /* Makes what backward runs with this block mask need on a device. */
 saccade_status cu_backward_make_runs(const saccade_plan *plan, const saccade_block_mask *mask,
                                      int device, const saccade_sizes *sizes,

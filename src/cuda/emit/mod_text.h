@@ -65,6 +65,15 @@ static inline int cu_has_shares(const cu_mod_text *facts)
     return facts->shares.n_rows + facts->shares.n_keys + facts->shares.n_diagonals > 0;
 }
 
+/* Bytes of a score's dense reads. */
+static inline int cu_dense_bytes(const cu_mod_text *facts)
+{
+    int bytes = 0;
+    for (int r = 0; r < facts->n_dense; r++)
+        bytes += facts->dense[r].bytes;
+    return bytes;
+}
+
 /* mod.cuh: the user's score and mask as device functions. */
 saccade_status cu_emit_mod(const plan_problem *problem, strbuf *out, cu_mod_text *facts,
                            saccade_error *err);

@@ -95,10 +95,11 @@ DEVICE void step_next(u32 &slot, u32 &n)
     }
 }
 
-DEVICE void put_ds(const arena &s, u32 n, const u32 (&ds)[S_COUNT / 2], u32 own)
+/* is_new: 0 where it lies there already */
+DEVICE void put_ds(const arena &s, u32 n, const u32 (&ds)[S_COUNT / 2], u32 own, int is_new)
 {
     barrier_wait(s.ds_empty + (n & 1) * 8, (n >> 1 & 1) ^ 1);
-    if (CFG_DQ)
+    if (CFG_DQ && is_new)
         share_ds(s.ds + (n & 1) * DS_BYTES, ds, own);
     warp_arrives(s.ds_full + (n & 1) * 8);
 }
@@ -346,7 +347,7 @@ DEVICE void use_block(block &x, block_words &words, const arena &s, consumer &c,
     product_dv(dv, words.w, s.d_out + slot * O_BYTES, add);
     wgmma_commit();
 #endif
-    put_ds(s, c.n, words.ds, c.own);
+    put_ds(s, c.n, words.ds, c.own, 1);
     step_next(c.slot, c.n);
     if (!HAS_LATE_DK)
         start_dk(s, words, dk, c.sums, slot, add);
@@ -376,10 +377,7 @@ DEVICE void pass_steps(consumer &c, const arena &s)
         int4 step = load_four(s.steps + (c.n & (STEPS - 1)) * 16);
         if (step.w & STEP_END)
             return;
-        barrier_wait(s.ds_empty + (c.n & 1) * 8, (c.n >> 1 & 1) ^ 1);
-        if (CFG_DQ && n < 2)
-            share_ds(s.ds + (c.n & 1) * DS_BYTES, zeros, c.own);
-        warp_arrives(s.ds_full + (c.n & 1) * 8);
+        put_ds(s, c.n, zeros, c.own, n < 2);
         if (FREES_EARLY)
             warp_arrives(s.used + c.slot * 8);
         step_next(c.slot, c.n);
