@@ -2,9 +2,9 @@
  * columns are queries. */
 #pragma once
 
-#if CFG_DENSE
 #include "dense.cuh"
 
+#if CFG_DENSE
 #define HAS_DENSE_SCORE (SCORE_DENSE > 0)
 #define HAS_DENSE_MASK (MASK_DENSE > 0)
 

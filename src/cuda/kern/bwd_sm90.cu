@@ -210,21 +210,11 @@ DEVICE dense_lanes dense_lanes_of(const arena &s, const consumer &c, const cu_bw
     return lanes;
 }
 
-/* Weights of a block's scores, and of dV. READ: the next dense read of which it is to be found
- * out which way it lies; TURNED: a bit for each of those before. */
-template <int READ = 0, int TURNED = 0>
+/* Weights of a block's scores, and of dV. */
+template <int TURNED>
 DEVICE void weigh_scores(block &x, u32 (&w)[S_COUNT / 2], weigher &y, const dense_lanes &lanes,
                          u32 drawn)
 {
-#if HAS_DENSE_SCORE
-    if constexpr (READ < SCORE_DENSE) {
-        if (dense_is_turned(y.p.f, READ))
-            weigh_scores<READ + 1, TURNED | 1 << READ>(x, w, y, lanes, drawn);
-        else
-            weigh_scores<READ + 1, TURNED>(x, w, y, lanes, drawn);
-        return;
-    }
-#endif
 #pragma unroll
     for (int i = 0; i < S_COUNT / 4; i++) {
         float g[4], *of = x.acc + 4 * i;
@@ -246,7 +236,10 @@ DEVICE void weigh_block(block &x, u32 (&w)[S_COUNT / 2], const arena &s, const c
     u32 stat = c.slot * STAT_BYTES + pair_place(c.own);
     places at = places_of(t, x.step, wg);
     weigher y = weigher_of(p, mod, at, s.lse + stat SHARES_OF(c.shares));
-    weigh_scores(x, w, y, dense_lanes_of(s, c, p, wg), c.drawn);
+    dense_lanes lanes = dense_lanes_of(s, c, p, wg);
+    with_ways<0, SCORE_DENSE>(p.f, [&](auto ways) {
+        weigh_scores<decltype(ways)::TURNED>(x, w, y, lanes, c.drawn);
+    });
     start_block_dp(s, c, x.step, x.acc, s.delta + stat, wg);
     wgmma_wait<0>();
 }
@@ -367,6 +360,7 @@ DEVICE void use_block(block &x, block_words &words, const arena &s, consumer &c,
  * two steps on, which have a place each. */
 DEVICE void pass_steps(consumer &c, const arena &s)
 {
+    static_assert(!(CFG_PASSES && FREES_EARLY), "nobody says that a step has been passed");
     u32 zeros[S_COUNT / 2];
 #pragma unroll
     for (int i = 0; i < S_COUNT / 2; i++)
@@ -378,8 +372,6 @@ DEVICE void pass_steps(consumer &c, const arena &s)
         if (step.w & STEP_END)
             return;
         put_ds(s, c.n, zeros, c.own, n < 2);
-        if (FREES_EARLY)
-            warp_arrives(s.used + c.slot * 8);
         step_next(c.slot, c.n);
     }
 }

@@ -252,21 +252,12 @@ DEVICE void take_four(float (&x)[4], const kept &from, int i)
 #endif
 }
 
-/* Of two fragments' pairs what belongs to positions that are not live becomes 0. READ: the next
- * dense read of which it is to be found out which way it lies; TURNED: a bit for each of those
- * before. */
-template <int READ = 0, int TURNED = 0>
+/* Of two fragments' pairs what belongs to positions that are not live becomes 0. */
+template <int TURNED>
 DEVICE void cut_masked(u32 (&w)[S_COUNT / 2], u32 (&ds)[S_COUNT / 2], const cu_fwd &p,
                        const mod_args &mod, const places &at, const dense_lanes &lanes)
 {
 #if HAS_DENSE_MASK
-    if constexpr (READ < DENSE_READS) {
-        if (dense_is_turned(p, READ))
-            cut_masked<READ + 1, TURNED | 1 << READ>(w, ds, p, mod, at, lanes);
-        else
-            cut_masked<READ + 1, TURNED>(w, ds, p, mod, at, lanes);
-        return;
-    }
     u32 pairs[MASK_DENSE][2][4], dense[MASK_DENSE][4];
 #endif
     key_side k0 = {at.kv, at.key < at.kv_len}, k1 = {at.kv + 8, at.key + 8 < at.kv_len};
@@ -310,7 +301,9 @@ DEVICE void cut_step(u32 (&w)[S_COUNT / 2], u32 (&ds)[S_COUNT / 2], const cu_fwd
     if (!flags)
         return;
     if (!CUTS_ROWS || (flags & STEP_MASKED))
-        cut_masked(w, ds, p, mod, at, lanes);
+        with_ways<SCORE_DENSE, DENSE_READS>(p, [&](auto ways) {
+            cut_masked<decltype(ways)::TURNED>(w, ds, p, mod, at, lanes);
+        });
     if ((MOD_MASK != MASK_NONE || CUTS_ROWS) && flags >> STEP_ROWS)
         cut_rows(w, ds, flags >> STEP_ROWS);
 }

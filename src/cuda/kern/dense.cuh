@@ -9,6 +9,11 @@
 
 #include "shared.cuh"
 
+/* Which of a program's dense reads are turned, a bit of each, as a type. */
+template <int BITS> struct dense_ways {
+    enum { TURNED = BITS };
+};
+
 #if CFG_DENSE
 #define MASK_DENSE (DENSE_READS - SCORE_DENSE)
 
@@ -56,6 +61,19 @@ DEVICE constexpr int dense_stage_bytes(void)
 DEVICE int dense_is_turned(const cu_fwd &p, int r)
 {
     return p.dense_turned >> r & 1;
+}
+
+/* Calls body with the ways that reads [READ, PAST) lie, TURNED those of reads before: each has
+ * code of its own, as ptxas spills where one loop reads in both ways. */
+template <int READ, int PAST, int TURNED = 0, class BODY>
+DEVICE void with_ways(const cu_fwd &p, const BODY &body)
+{
+    if constexpr (READ == PAST)
+        body(dense_ways<TURNED>());
+    else if (dense_is_turned(p, READ))
+        with_ways<READ + 1, PAST, TURNED | 1 << READ>(p, body);
+    else
+        with_ways<READ + 1, PAST, TURNED>(p, body);
 }
 
 /* ---- loads ---- */
@@ -269,6 +287,12 @@ DEVICE void dense_half(const u32 (&pairs)[COUNT][2][4], int j, u32 (&w)[COUNT][4
 #define DENSE_MAPS 0
 
 struct dense_maps;
+
+template <int READ, int PAST, class BODY>
+DEVICE void with_ways(const cu_fwd &, const BODY &body)
+{
+    body(dense_ways<0>());
+}
 
 DEVICE constexpr int dense_stage_bytes(void)
 {

@@ -39,20 +39,11 @@ template <int COUNT> DEVICE void cut_left(float (&s)[COUNT], const int (&lo)[2])
 }
 
 #if MOD_MASK == MASK_GENERAL
-/* READ: the next dense read of which it is to be found out which way it lies; TURNED: a bit for
- * each of those before. */
-template <int READ, int TURNED, int COUNT>
-DEVICE void cut_general(const tile_rows &r, const cu_fwd &p, const mod_args &mod, int column,
-                        const mask_column *columns, float (&s)[COUNT])
+template <int TURNED, int COUNT>
+DEVICE void cut_by(const tile_rows &r, const cu_fwd &p, const mod_args &mod, int column,
+                   const mask_column *columns, float (&s)[COUNT])
 {
 #if CFG_DENSE && MASK_DENSE
-    if constexpr (READ < DENSE_READS) {
-        if (dense_is_turned(p, READ))
-            cut_general<READ + 1, TURNED | 1 << READ>(r, p, mod, column, columns, s);
-        else
-            cut_general<READ + 1, TURNED>(r, p, mod, column, columns, s);
-        return;
-    }
     u32 pairs[MASK_DENSE][2][4];
 #endif
     mask_row row[2];
@@ -76,6 +67,15 @@ DEVICE void cut_general(const tile_rows &r, const cu_fwd &p, const mod_args &mod
         for (int i = 0; i < 4; i++)
             s[4 * g + i] = live[i] ? s[4 * g + i] : NEG_INF;
     }
+}
+
+template <int COUNT>
+DEVICE void cut_general(const tile_rows &r, const cu_fwd &p, const mod_args &mod, int column,
+                        const mask_column *columns, float (&s)[COUNT])
+{
+    with_ways<SCORE_DENSE, DENSE_READS>(p, [&](auto ways) {
+        cut_by<decltype(ways)::TURNED>(r, p, mod, column, columns, s);
+    });
 }
 #endif
 
@@ -132,10 +132,10 @@ DEVICE void apply_mask(const tile_rows &r, const cu_fwd &p, const mod_args &mod,
             hi[i] = min(hi[i], x.y - column);
         }
     } else if (is_unsure(r, p, mod, column + COUNT * 2))
-        cut_general<SCORE_DENSE, 0>(r, p, mod, column, columns, s);
+        cut_general(r, p, mod, column, columns, s);
 #elif MOD_MASK == MASK_GENERAL
     if (is_unsure(r, p, mod, column + COUNT * 2))
-        cut_general<SCORE_DENSE, 0>(r, p, mod, column, columns, s);
+        cut_general(r, p, mod, column, columns, s);
 #elif MOD_MASK == MASK_INTERVAL
     int base = column + r.kv_offset, end = base + COUNT * 2;
 #pragma unroll

@@ -25,19 +25,11 @@ DEVICE float score_unit(const cu_fwd &p)
 #endif
 
 #if CFG_DENSE && SCORE_DENSE
-/* apply_score with dense reads from tiles. READ: the next one of which it is to be found out
- * which way it lies; TURNED: a bit for each of those before. */
-template <int READ, int TURNED, int COUNT>
+/* apply_score with dense reads from tiles. */
+template <int TURNED, int COUNT>
 DEVICE void apply_dense(const tile_rows &r, const cu_fwd &p, const mod_args &mod, int column,
                         float (&s)[COUNT])
 {
-    if constexpr (READ < SCORE_DENSE) {
-        if (dense_is_turned(p, READ))
-            apply_dense<READ + 1, TURNED | 1 << READ>(r, p, mod, column, s);
-        else
-            apply_dense<READ + 1, TURNED>(r, p, mod, column, s);
-        return;
-    }
     u32 pairs[SCORE_DENSE][2][4];
 #if CFG_SHARES
     score_shared shared;
@@ -88,7 +80,9 @@ DEVICE void apply_score(const tile_rows &r, const cu_fwd &p, const mod_args &mod
                 fmaf(r.score[i / 2].alpha_raw, (float)(8 * g + (i & 1)), s[4 * g + i]);
     }
 #elif CFG_DENSE && SCORE_DENSE
-    apply_dense<0, 0>(r, p, mod, column, s);
+    with_ways<0, SCORE_DENSE>(p, [&](auto ways) {
+        apply_dense<decltype(ways)::TURNED>(r, p, mod, column, s);
+    });
 #elif MOD_SCORE == SCORE_GENERAL
 #if CFG_SHARES
     score_shared shared;
