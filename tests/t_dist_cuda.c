@@ -43,7 +43,7 @@ typedef struct whole {
     saccade_problem problem;
     saccade_block_mask *blocks;
     saccade_shard_plan *shards;
-    saccade_binding doc;
+    saccade_binding doc, pair; /* a document for each position; an element for each score */
     saccade_tensor t[TENSORS], all[TENSORS], again[TENSORS];
     shared given, made, made_by[2][RANKS_MOST]; /* one plan's; ranks', by turn */
     saccade_ranks *ranks;
@@ -186,9 +186,9 @@ static void fill(const saccade_tensor *t, uint32_t *x)
 typedef struct on_gpu {
     int device;
     saccade_tensor t[TENSORS];
-    saccade_tensor doc, x, sinks, d_x, d_sinks;
+    saccade_tensor doc, pair, x, sinks, d_x, d_sinks;
     void *shared, *d_shared;
-    void *memory[TENSORS + 6];
+    void *memory[TENSORS + 7];
     int n;
 } on_gpu;
 
@@ -224,6 +224,14 @@ static saccade_status upload_shared(on_gpu *g, const whole *w, saccade_error *er
     return status;
 }
 
+static saccade_status upload_capture(on_gpu *g, const saccade_tensor *from, int64_t n,
+                                     saccade_tensor *to, saccade_error *err)
+{
+    *to = *from;
+    to->device = (saccade_device){SACCADE_CUDA, g->device};
+    return put(g, from->data, (size_t)n * saccade_dtype_bytes(from->dtype), &to->data, err);
+}
+
 static saccade_status upload(on_gpu *g, const whole *w, const saccade_tensor *t,
                              const saccade_range *rows, int32_t n, const saccade_range *keys,
                              int32_t n_keys, saccade_error *err)
@@ -244,11 +252,11 @@ static saccade_status upload(on_gpu *g, const whole *w, const saccade_tensor *t,
         g->t[i].device = (saccade_device){SACCADE_CUDA, g->device};
         free(host);
     }
-    g->doc = w->doc.tensor;
-    g->doc.device = (saccade_device){SACCADE_CUDA, g->device};
     if (status == SACCADE_OK)
+        status = upload_capture(g, &w->doc.tensor, w->doc.tensor.shape[0], &g->doc, err);
+    if (status == SACCADE_OK && w->pair.tensor.data)
         status =
-            put(g, w->doc.tensor.data, (size_t)w->doc.tensor.shape[0] * 4, &g->doc.data, err);
+            upload_capture(g, &w->pair.tensor, w->c->sizes.Q * w->c->sizes.KV, &g->pair, err);
     return status == SACCADE_OK ? upload_shared(g, w, err) : status;
 }
 
@@ -279,7 +287,7 @@ static const saccade_tensor *some(const saccade_tensor *t)
 typedef struct call {
     saccade_forward_args f;
     saccade_backward_args b;
-    saccade_binding bound[2], made;
+    saccade_binding bound[3], made;
 } call;
 
 static int reads(const char *text, const char *name)
@@ -296,6 +304,8 @@ static void make_call(const whole *w, on_gpu *g, call *to)
         to->bound[n++] = (saccade_binding){"doc", g->doc};
     if (reads(w->c->score, "x["))
         to->bound[n++] = (saccade_binding){"x", g->x};
+    if (reads(w->c->score, "pair["))
+        to->bound[n++] = (saccade_binding){"pair", g->pair};
     to->b.q = to->f.q = some(&g->t[IN_Q]);
     to->b.k = to->f.k = some(&g->t[IN_K]);
     to->b.v = to->f.v = some(&g->t[IN_V]);
@@ -496,10 +506,13 @@ static saccade_mod *bound(saccade_kind kind, const char *text)
 {
     saccade_error err = {0};
     saccade_mod *generic, *made = NULL;
-    const saccade_capture doc = {"doc", SACCADE_I32, 1}, x = {"x", SACCADE_F32, 1};
+    const saccade_capture doc = {"doc", SACCADE_I32, 1}, x = {"x", SACCADE_F32, 1},
+                          pair = {"pair", SACCADE_BF16, 2};
+    const saccade_capture *capture = reads(text, "doc[") ? &doc
+                                     : reads(text, "x[") ? &x
+                                                         : &pair;
     if (saccade_mod_parse(kind, text, strlen(text), &generic, &err)
-        || saccade_mod_bind(generic, kind == SACCADE_MASK ? &doc : &x,
-                            saccade_mod_capture_count(generic), &made, &err))
+        || saccade_mod_bind(generic, capture, saccade_mod_capture_count(generic), &made, &err))
         fail_msg("%s: %s", text, err.message);
     saccade_mod_destroy(generic);
     return made;
@@ -530,6 +543,13 @@ static void open_whole(const gpu_case *c, whole *w, saccade_plan **plan)
     for (int64_t i = 0; i < s->Q; i++)
         doc[i] = (int32_t)(i * i / 90000 + i / 300);
     w->doc = (saccade_binding){"doc", saccade_tensor_of(doc, SACCADE_I32, 1, &s->Q)};
+    if (reads(c->score, "pair[")) {
+        const int64_t shape[4] = {1, 1, s->Q, s->KV}, *two = shape + 2;
+        saccade_tensor all = saccade_tensor_of(NULL, SACCADE_BF16, 4, shape);
+        all.data = malloc(bytes_of(&all));
+        fill(&all, &x);
+        w->pair = (saccade_binding){"pair", saccade_tensor_of(all.data, SACCADE_BF16, 2, two)};
+    }
     for (int i = 0; i < TENSORS; i++) {
         saccade_tensor *each[] = {&w->t[i], &w->all[i], &w->again[i]};
         for (int k = 0; k < 3; k++) {
@@ -577,6 +597,7 @@ static void close_whole(whole *w, saccade_plan *plan)
         free(w->again[i].data);
     }
     free(w->doc.tensor.data);
+    free(w->pair.tensor.data);
     saccade_shard_plan_destroy(w->shards);
     saccade_block_mask_destroy(w->blocks);
     saccade_plan_destroy(plan);
@@ -616,7 +637,7 @@ static void run_cases(const gpu_case *cases, size_t n)
 
 static const char slopes[] = "score + x[h] * (kv - q) * 0.01",
                   distances[] = "score + x[min(abs(q - kv) / 4, 63)]",
-                  products[] = "score * x[h] + x[q % 40 + 8]";
+                  products[] = "score * x[h] + x[q % 40 + 8]", pairs[] = "score + pair[q, kv]";
 
 static void equal_to_one_plan(void **state)
 {
@@ -646,6 +667,8 @@ static void equal_to_one_plan(void **state)
          0},
         {"causal()", "alibi()", {1, 4, 2, 1100, 1100, 64, 64}, SACCADE_BF16, 4, 0, 0},
         {NULL, NULL, {1, 2, 1, 900, 900, 64, 64}, SACCADE_BF16, 2, 0, 0},
+        {"causal()", pairs, {1, 4, 2, 1160, 1160, 64, 64}, SACCADE_BF16, 3, 0, 0},
+        {"causal()", pairs, {2, 2, 2, 900, 904, 128, 128}, SACCADE_BF16, 2, 0, 1},
         {"causal()", NULL, {1, 2, 1, 900, 900, 40, 36}, SACCADE_F16, 2, 0, 0},
     };
     (void)state;
@@ -679,6 +702,7 @@ static void near_by_windows(void **state)
          1000,
          0},
         {NULL, "softcap(20.0)", {2, 2, 1, 900, 900, 64, 64}, SACCADE_BF16, 2, 384, 0},
+        {"causal()", pairs, {1, 4, 2, 1160, 1160, 64, 64}, SACCADE_BF16, 3, 256, 0},
         {"causal()", NULL, {1, 2, 1, 900, 900, 40, 36}, SACCADE_F16, 2, 128, 0},
     };
     (void)state;
