@@ -127,7 +127,7 @@ cu_backward_space cu_backward_space_of(const saccade_plan *plan, const saccade_s
     const int64_t packed = cu_backward_packed_blocks(plan, s, gradients);
     const int64_t blocks = packed ? packed : s->B * cu_backward_query_blocks(s);
     const size_t rows = (size_t)(s->H * blocks) * BWD_ROWS;
-    const size_t columns = (size_t)panel_columns(plan->problem.sizes.D);
+    const size_t columns = (size_t)cu_padded(plan->problem.sizes.D);
     const size_t bounds = (size_t)(s->B * s->Hkv) * BWD_CHUNKS * 2 * sizeof(unsigned);
     const size_t each = cu_aligned(rows * sizeof(float));
     cu_backward_space x = {.is_in_result = rows_fit_result(plan, each, gradients)};

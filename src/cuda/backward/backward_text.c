@@ -460,6 +460,7 @@ static void put_product(const char *name, int n, const char *type, int is_a_regi
 static void put_products(const cu_form *form, int D, int E, int is_f16, strbuf *out)
 {
     const char *type = is_f16 ? "f16" : "bf16";
+    const int rest = D % 64; /* columns of dQ beside whole parts of 64 */
     strbuf_puts(out, "/* generated: the products of backward */\n#pragma once\n\n");
     if (is_f32_wgmma(form)) {
         put_product("wgmma_scores", form->backward.rows, type, 0, 0, 0, out);
@@ -470,7 +471,10 @@ static void put_products(const cu_form *form, int D, int E, int is_f16, strbuf *
                 out);
     put_product("wgmma_dv", E, type, 1, 0, 1, out);
     put_product("wgmma_dk", D, type, 1, 0, 1, out);
-    put_product("wgmma_dq", 64, type, 0, 1, 1, out);
+    if (D >= 64)
+        put_product("wgmma_dq", 64, type, 0, 1, 1, out);
+    if (rest)
+        put_product("wgmma_dq", rest, type, 0, 1, 1, out);
     put_product("wgmma_lines", 8, type, 0, 1, 0, out);
     put_product("wgmma_key_sums", 8, type, 1, 0, 0, out);
 }

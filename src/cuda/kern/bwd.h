@@ -71,7 +71,7 @@ typedef struct cu_bwd {
     float slope_most; /* no larger derivative of a score by its product */
     unsigned *bounds; /* [B*G][n_bounds][2]: see bwd_unit.cuh */
     int n_bounds;     /* up to BWD_CHUNKS */
-    float *dq_sum;    /* [B*H*n_mblk][panels][4096], as bwd_dq.cuh stages it */
+    float *dq_sum;    /* [B*H*n_mblk][64 * D], as bwd_dq.cuh stages it; D in whole 16 */
     unsigned *dq_steps; /* [B*H*n_mblk] how often the sums in fixed point were added to */
     unsigned *tiles_taken; /* beside the first one of each CTA */
     float *d_sinks; /* null: not wanted. Elements along b, h and m, 1 where one serves all */

@@ -1,10 +1,15 @@
 /* dQ of the backward kernel for Hopper. Its warpgroup multiplies dS by K, 64 columns (a part)
- * at a time; a part goes to global memory as the registers lie: 16 bytes of each thread
- * together, eight times. */
+ * at a time, in the last part those that are left; a part goes to global memory as the
+ * registers lie: 16 bytes of each thread together for every eight columns. */
 #pragma once
 
-/* 64 columns of dQ = dS K; both operands lie with their rows along the sum */
-DEVICE void product_dq(float (&dq)[S_COUNT], u32 ds, u32 k)
+/* Floats that a thread has of a part: of two rows, a quarter of the columns. */
+template <int PART> struct part_of {
+    enum { COUNT = (PART < PANELS_D - 1 ? 64 : LAST_COLUMNS) / 2 };
+};
+
+/* A part of dQ = dS K; both operands lie with their rows along the sum */
+template <int COUNT> DEVICE void product_dq(float (&dq)[COUNT], u32 ds, u32 k)
 {
     u64 a = operand(ds, 16), b = operand(k, KEY_PANEL);
 #pragma unroll
@@ -35,11 +40,11 @@ DEVICE u32 counted_small(float x, float precision)
 
 /* Whether all of this thread's dQ values are that small, as they nearly always are; NaN says
  * no. */
-DEVICE int are_small(const float (&dq)[S_COUNT], float f0, float f1)
+template <int COUNT> DEVICE int are_small(const float (&dq)[COUNT], float f0, float f1)
 {
     float most0 = 0.f, most1 = 0.f;
 #pragma unroll
-    for (int i = 0; i < S_COUNT / 4; i++) {
+    for (int i = 0; i < COUNT / 4; i++) {
         most0 = max_or_nan(most0, max_or_nan(fabsf(dq[4 * i]), fabsf(dq[4 * i + 1])));
         most1 = max_or_nan(most1, max_or_nan(fabsf(dq[4 * i + 2]), fabsf(dq[4 * i + 3])));
     }
@@ -47,13 +52,13 @@ DEVICE int are_small(const float (&dq)[S_COUNT], float f0, float f1)
 }
 #endif
 
-DEVICE void stage(u32 to, const float (&dq)[S_COUNT], float f0, float f1)
+template <int COUNT> DEVICE void stage(u32 to, const float (&dq)[COUNT], float f0, float f1)
 {
     u32 at = to + (threadIdx.x & 127) * 16;
 #if CFG_FIXED
     if (are_small(dq, f0, f1)) {
 #pragma unroll
-        for (int i = 0; i < S_COUNT / 4; i++)
+        for (int i = 0; i < COUNT / 4; i++)
             store_four(at + i * 2048, counted_small(dq[4 * i], f0),
                        counted_small(dq[4 * i + 1], f0), counted_small(dq[4 * i + 2], f1),
                        counted_small(dq[4 * i + 3], f1));
@@ -61,7 +66,7 @@ DEVICE void stage(u32 to, const float (&dq)[S_COUNT], float f0, float f1)
 #endif
     {
 #pragma unroll
-        for (int i = 0; i < S_COUNT / 4; i++)
+        for (int i = 0; i < COUNT / 4; i++)
             store_four(at + i * 2048, counted(dq[4 * i], f0), counted(dq[4 * i + 1], f0),
                        counted(dq[4 * i + 2], f1), counted(dq[4 * i + 3], f1));
     }
@@ -71,8 +76,8 @@ DEVICE void stage(u32 to, const float (&dq)[S_COUNT], float f0, float f1)
 /* A staged part is added to the sums of a tile of queries; the first one counts the step. */
 DEVICE void add_part(const cu_bwd &p, int tile, int part, u32 from)
 {
-    add_bytes(p.dq_sum + ((long long)tile * PANELS_D + part) * (PART_BYTES / 4), from,
-              PART_BYTES);
+    add_bytes(p.dq_sum + (long long)tile * (BWD_ROWS * CFG_D) + part * (PART_BYTES / 4), from,
+              part < PANELS_D - 1 ? PART_BYTES : LAST_BYTES);
     if (CFG_FIXED && part == 0)
         atomicAdd(p.dq_steps + tile, 1u);
 }
@@ -82,12 +87,13 @@ DEVICE void add_part(const cu_bwd &p, int tile, int part, u32 from)
 #if CFG_SPLIT
 static_assert(PANELS_D == 2, "each of two parts has a place");
 
-DEVICE void put_part(const arena &s, const cu_bwd &p, u32 n, int tile, int part,
-                     const float (&dq)[S_COUNT], float f0, float f1)
+template <int PART>
+DEVICE void put_part(const arena &s, const cu_bwd &p, u32 n, int tile,
+                     const float (&dq)[part_of<PART>::COUNT], float f0, float f1)
 {
-    barrier_wait(s.staging_empty + part * 8, n & 1 ^ 1);
-    stage(s.staging + part * PART_BYTES, dq, f0, f1);
-    warp_arrives(s.staging_full + part * 8);
+    barrier_wait(s.staging_empty + PART * 8, n & 1 ^ 1);
+    stage(s.staging + PART * PART_BYTES, dq, f0, f1);
+    warp_arrives(s.staging_full + PART * 8);
 }
 
 /* A tile's end is a round of both places. */
@@ -100,10 +106,11 @@ DEVICE void end_parts(const arena &s, u32 n)
     }
 }
 #else
-DEVICE void put_part(const arena &s, const cu_bwd &p, u32 n, int tile, int part,
-                     const float (&dq)[S_COUNT], float f0, float f1)
+template <int PART>
+DEVICE void put_part(const arena &s, const cu_bwd &p, u32 n, int tile,
+                     const float (&dq)[part_of<PART>::COUNT], float f0, float f1)
 {
-    u32 at = s.staging + (n * PANELS_D + part) % 2 * PART_BYTES;
+    u32 at = s.staging + (n * PANELS_D + PART) % 2 * PART_BYTES;
     int is_first = (threadIdx.x & 127) == 0;
     if (is_first)
         add_wait<1>();
@@ -111,7 +118,7 @@ DEVICE void put_part(const arena &s, const cu_bwd &p, u32 n, int tile, int part,
     stage(at, dq, f0, f1);
     named_sync(1, 128);
     if (is_first)
-        add_part(p, tile, part, at);
+        add_part(p, tile, PART, at);
 }
 
 DEVICE void end_parts(const arena &, u32)
@@ -152,11 +159,11 @@ DEVICE int has_special_keys(const arena &s, const key_tile &t)
 }
 
 /* The product of dQ without the keys whose dS is 0, at leisure: for tiles with such keys. */
-DEVICE void careful_dq(float (&dq)[S_COUNT], u32 ds, u32 k)
+template <int COUNT> DEVICE void careful_dq(float (&dq)[COUNT], u32 ds, u32 k)
 {
     int lane = threadIdx.x & 31, row = (threadIdx.x / 32 & 3) * 16 + lane / 4;
 #pragma unroll
-    for (int i = 0; i < S_COUNT; i++)
+    for (int i = 0; i < COUNT; i++)
         dq[i] = 0.f;
 #pragma unroll 1
     for (int key = 0; key < KEYS; key++) {
@@ -168,7 +175,7 @@ DEVICE void careful_dq(float (&dq)[S_COUNT], u32 ds, u32 k)
         unpack(load_word(at + (row / 8 + 1 ^ turn) * 16), even, odd);
         a1 = row & 1 ? odd : even;
 #pragma unroll
-        for (int c = 0; c < S_COUNT / 4; c++) {
+        for (int c = 0; c < COUNT / 4; c++) {
             float lo, hi;
             unpack(load_word(k + key * 128 + (c ^ turn) * 16 + (lane & 3) * 4), lo, hi);
             dq[4 * c] = a0 == 0.f ? dq[4 * c] : fmaf(a0, lo, dq[4 * c]);
@@ -195,10 +202,11 @@ DEVICE precisions precisions_of(const cu_bwd &p, int tile)
 #endif
 }
 
-DEVICE void start_part(const arena &s, u32 n, int part, float (&dq)[S_COUNT])
+template <int PART>
+DEVICE void start_part(const arena &s, u32 n, float (&dq)[part_of<PART>::COUNT])
 {
     wgmma_fence();
-    product_dq(dq, s.ds + (n & 1) * DS_BYTES, s.k + part * KEY_PANEL);
+    product_dq(dq, s.ds + (n & 1) * DS_BYTES, s.k + PART * KEY_PANEL);
     wgmma_commit();
 }
 
@@ -208,15 +216,16 @@ DEVICE void let_ds_go(const arena &s, u32 n)
     warp_arrives(s.ds_empty + (n & 1) * 8);
 }
 
-DEVICE void end_part(const arena &s, const cu_bwd &p, u32 n, int tile, int part,
-                     const precisions &by, float (&dq)[S_COUNT], int is_careful)
+template <int PART>
+DEVICE void end_part(const arena &s, const cu_bwd &p, u32 n, int tile, const precisions &by,
+                     float (&dq)[part_of<PART>::COUNT], int is_careful)
 {
     wgmma_wait<0>();
     if (is_careful)
-        careful_dq(dq, s.ds + (n & 1) * DS_BYTES, s.k + part * KEY_PANEL);
-    if (part == PANELS_D - 1 && TERMS != TERMS_AFTER)
+        careful_dq(dq, s.ds + (n & 1) * DS_BYTES, s.k + PART * KEY_PANEL);
+    if (PART == PANELS_D - 1 && TERMS != TERMS_AFTER)
         let_ds_go(s, n);
-    put_part(s, p, n, tile, part, dq, by.row0, by.row1);
+    put_part<PART>(s, p, n, tile, dq, by.row0, by.row1);
 }
 
 DEVICE void wait_for_ds(const arena &s, u32 n)
@@ -278,7 +287,7 @@ DEVICE int4 sum_tile(own_loads &own, u32 &n, const arena &s, const cu_bwd &p,
                      const mod_args &mod, const cu_reads &c, const key_tile &t, u32 parity,
                      const load_maps &maps)
 {
-    float dq[S_COUNT];
+    float dq[part_of<0>::COUNT], rest[part_of<1>::COUNT];
     int4 step;
     terms captured;
     lines along;
@@ -297,21 +306,20 @@ DEVICE int4 sum_tile(own_loads &own, u32 &n, const arena &s, const cu_bwd &p,
     lines_begin(along, s);
     for (; take_ds(s, n, step); n++) {
         precisions by = precisions_of(p, step.x);
-        start_part(s, n, 0, dq);
+        start_part<0>(s, n, dq);
         start_lines(along, s, n);
         own_step(own, s, p, mod, t, step, maps);
         if (TERMS == TERMS_BESIDE)
             take_terms(captured, p, mod, c, t, step, s.ds + (n & 1) * DS_BYTES);
-        end_part(s, p, n, step.x, 0, by, dq, is_careful);
+        end_part<0>(s, p, n, step.x, by, dq, is_careful);
         take_lines(along, p, mod, c, t, step);
         if (TERMS == TERMS_BETWEEN || TERMS == TERMS_AFTER)
             take_terms(captured, p, mod, c, t, step, s.ds + (n & 1) * DS_BYTES);
         if (TERMS == TERMS_AFTER)
             barrier_arrive_if(s.ds_empty + (n & 1) * 8, (threadIdx.x & 31) == 0);
-#pragma unroll
-        for (int part = 1; part < PANELS_D; part++) {
-            start_part(s, n, part, dq);
-            end_part(s, p, n, step.x, part, by, dq, is_careful);
+        if (PANELS_D > 1) {
+            start_part<1>(s, n, rest);
+            end_part<1>(s, p, n, step.x, by, rest, is_careful);
         }
     }
     end_parts(s, n);

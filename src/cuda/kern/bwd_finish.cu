@@ -1,6 +1,6 @@
 /* dQ from its sums: scaled, converted, and brought from the order of the summing threads'
- * registers (bwd_sm90.cu, step 5) to rows. One CTA a tile of 64 queries and panel of 64
- * columns.
+ * registers (bwd_sm90.cu, step 5) to rows. One CTA a tile of 64 queries and part of 64
+ * columns, or of those that are left.
  *
  * A slope of the head comes in here, so that Q . dQ without it is the gradient of what it is a
  * multiple of: a row's sum of dX times the incoming score. */
@@ -97,11 +97,13 @@ extern "C" __global__ void __launch_bounds__(128)
     grid_wait_before();
     u32 lift = CFG_FIXED ? load_new((const int *)p.dq_steps + tile) * BWD_LIFT : 0;
     float f0 = row_factor(p, at), f1 = row_factor(p, at + 8), x[32];
-    const float4 *sum =
-        (const float4 *)p.dq_sum + ((long long)tile * PANELS_D + part) * 1024 + threadIdx.x;
+    const float *sum = p.dq_sum + (long long)tile * (BWD_ROWS * CFG_D) + part * (BWD_ROWS * 64)
+                       + threadIdx.x * 4;
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-        float4 y = load_new4((const float *)(sum + i * 128));
+        float4 y = make_float4(0.f, 0.f, 0.f, 0.f);
+        if (part * 64 + i * 8 < CFG_D)
+            y = load_new4(sum + i * 512);
         x[4 * i] = summed(y.x, lift) * f0;
         x[4 * i + 1] = summed(y.y, lift) * f0;
         x[4 * i + 2] = summed(y.z, lift) * f1;

@@ -14,11 +14,7 @@
 #include "bwd_unit.cuh"
 #include "bwd_row.cuh"
 
-enum {
-    DIM = CFG_D > CFG_E ? CFG_D : CFG_E,
-    LANES = BWD_ROW_LANES(DIM),
-    PANELS_D = (CFG_D + 63) / 64
-};
+enum { DIM = CFG_D > CFG_E ? CFG_D : CFG_E, LANES = BWD_ROW_LANES(DIM) };
 
 /* The kernels of a run are placed while the one before still runs (programmatic launch). */
 DEVICE void let_next(void)
@@ -207,8 +203,8 @@ extern "C" __global__ void __launch_bounds__(PREPARE_THREADS)
 #endif
     }
     if (p.dq_sum) {
-        for (int i = lane; i < PANELS_D * 16; i += LANES)
-            ((float4 *)p.dq_sum)[(long long)id * PANELS_D * 16 + i] = make_float4(0, 0, 0, 0);
+        for (int i = lane; i < CFG_D / 4; i += LANES)
+            ((float4 *)p.dq_sum)[(long long)id * (CFG_D / 4) + i] = make_float4(0, 0, 0, 0);
         if (lane == 0 && id % BWD_ROWS == 0)
             p.dq_steps[id / BWD_ROWS] = 0;
     }

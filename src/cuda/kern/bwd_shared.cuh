@@ -19,7 +19,9 @@ enum {
     Q_BYTES = PANELS_D * QUERY_PANEL,
     O_BYTES = PANELS_E * QUERY_PANEL,
     DS_BYTES = KEYS * 128,
-    PART_BYTES = BWD_ROWS * 64 * 4, /* of dQ: one panel */
+    PART_BYTES = BWD_ROWS * 64 * 4, /* of dQ: 64 columns */
+    LAST_COLUMNS = CFG_D - (PANELS_D - 1) * 64,
+    LAST_BYTES = BWD_ROWS * LAST_COLUMNS * 4, /* of its last part */
     STAT_BYTES = BWD_ROWS * 4,
     DENSE_BYTES = dense_stage_bytes(),
     STEPS = 8,                  /* how long what a step is about is kept */
