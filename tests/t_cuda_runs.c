@@ -462,6 +462,37 @@ static results chain_runs(trial *x, int waits)
     return take(x);
 }
 
+/* A mask's copies on a device are of a plan's KV heads: two plans of one mask have their own. */
+static void one_mask_for_other_kv_heads(void **state)
+{
+    static const char *const each[] = {"b2 h8/4 q500 kv500 d64 bf16",
+                                       "b2 h8/2 q500 kv500 d64 bf16",
+                                       "b2 h8/8 q500 kv500 d64 bf16"};
+    trial first;
+    (void)state;
+    if (!has_device())
+        skip();
+    open_trial(&first, each[0], NULL, "causal()", ALL);
+    for (size_t i = 1; i < sizeof each / sizeof *each; i++) {
+        saccade_error err = {0};
+        trial x;
+        open_trial(&x, each[i], NULL, "causal()", ALL);
+        results own = plain_run(&x);
+        saccade_block_mask *const blocks = x.blocks;
+        x.blocks = first.blocks;
+        if (saccade_plan_prepare(x.plan, x.blocks, &err) != SACCADE_OK)
+            fail_msg("prepare: %s", err.message);
+        clear_written(&x);
+        results shared = plain_run(&x);
+        are_same(&x, &own, &shared, each[i]);
+        x.blocks = blocks;
+        forget(&own);
+        forget(&shared);
+        close_trial(&x);
+    }
+    close_trial(&first);
+}
+
 static void runs_that_follow_one_another(void **state)
 {
     static const struct {
@@ -577,9 +608,13 @@ int main(int argc, char **argv)
     if (!getenv("SACCADE_CACHE_DIR") && mkdtemp(folder))
         setenv("SACCADE_CACHE_DIR", folder, 1);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(heads_of_several_runs), cmocka_unit_test(f32_results),
-        cmocka_unit_test(graphs_of_backward),    cmocka_unit_test(two_streams),
-        cmocka_unit_test(memory_is_left_alone),  cmocka_unit_test(runs_that_follow_one_another),
+        cmocka_unit_test(heads_of_several_runs),
+        cmocka_unit_test(f32_results),
+        cmocka_unit_test(graphs_of_backward),
+        cmocka_unit_test(two_streams),
+        cmocka_unit_test(memory_is_left_alone),
+        cmocka_unit_test(runs_that_follow_one_another),
+        cmocka_unit_test(one_mask_for_other_kv_heads),
     };
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);

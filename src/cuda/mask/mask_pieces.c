@@ -100,6 +100,21 @@ static saccade_status to_device(const cu_driver *driver, int device, const void 
 
 enum { LIMIT_ROWS = 1 << 22, LIMIT_POSITIONS = 1 << 25 };
 
+/* Limits lie by heads of the mask: a plan whose heads are some of them has none of its own, and
+ * leaves them to be made for others. */
+static saccade_status suits_limits(const saccade_block_mask *mask, const saccade_plan *plan,
+                                   int *out, saccade_error *err)
+{
+    const cu_state *s = plan->state;
+    const mask_runs *r;
+    *out = s->facts.mask == CU_MASK_GENERAL && s->family == CU_SM90 && !mask_is_imported(mask);
+    if (!*out || !plan->problem.h_offset)
+        return SACCADE_OK;
+    TRY(mask_runs_for(mask, ROW_BLOCK, PIECE_UNIT, 0, &r, err));
+    *out = r->H == 1;
+    return SACCADE_OK;
+}
+
 static saccade_status find_limits(const saccade_block_mask *mask, const mask_runs **runs,
                                   int32_t **out, saccade_error *err)
 {
@@ -118,17 +133,17 @@ saccade_status cu_limits_make(const cu_driver *driver, int device,
                               const saccade_block_mask *mask, const saccade_plan *plan,
                               saccade_error *err)
 {
-    const cu_state *s = plan->state;
     const mask_runs *r = NULL;
     const int64_t rows = mask_get_view(mask)->sizes.Q;
     int32_t *host;
+    int is_suited;
     copy made = {.device = device};
-    if (s->facts.mask != CU_MASK_GENERAL || s->family != CU_SM90 || mask_is_imported(mask)
-        || find(device, mask, 0, NULL, NULL))
+    TRY(suits_limits(mask, plan, &is_suited, err));
+    if (!is_suited || find(device, mask, 0, NULL, NULL))
         return SACCADE_OK;
     TRY(find_limits(mask, &r, &host, err));
     saccade_status status = SACCADE_OK;
-    if (host && !(plan->problem.h_offset && r->H > 1)) {
+    if (host) {
         status = to_device(driver, device, host, (size_t)(r->B * r->H * rows) * 8,
                            &made.pieces.memory, err);
         made.limits =

@@ -11,7 +11,7 @@
 typedef struct copy {
     struct copy *next;
     int device, rows, keys, group;
-    int64_t B, H;
+    int64_t B, H, Hkv;
     uint64_t plan; /* whose rows alone it is of; 0: all rows */
     cu_runs runs;
 } copy;
@@ -39,7 +39,8 @@ static copy *find(const mask_device_copy *slot, int device, int rows, int keys, 
 {
     for (copy *c = slot ? slot->data : NULL; c; c = c->next)
         if (c->device == device && c->rows == rows && c->keys == keys && c->group == group
-            && c->B == sizes->B && c->H == sizes->H && c->plan == cu_rows_owner(plan))
+            && c->B == sizes->B && c->H == sizes->H && c->Hkv == sizes->Hkv
+            && c->plan == cu_rows_owner(plan))
             return c;
     return NULL;
 }
@@ -104,10 +105,10 @@ saccade_status cu_alloc_filled(const cu_driver *driver, size_t bytes, const void
     int failed = driver->alloc(out, bytes);
     if (failed) {
         *out = 0;
-        return cu_check(driver, failed, "block mask to device", err);
+        return cu_check(driver, failed, "table to device", err);
     }
     failed = driver->copy(*out, (cu_ptr)(uintptr_t)host, filled);
-    const saccade_status status = cu_check(driver, failed, "block mask to device", err);
+    const saccade_status status = cu_check(driver, failed, "table to device", err);
     if (status != SACCADE_OK) {
         driver->free(*out);
         *out = 0;
@@ -258,6 +259,7 @@ saccade_status cu_runs_make(const cu_driver *driver, int device, const saccade_b
                 .group = group,
                 .B = sizes->B,
                 .H = sizes->H,
+                .Hkv = sizes->Hkv,
                 .plan = cu_rows_owner(plan)};
     status = upload_rows(driver, c, r, sizes, plan, mask, &c->runs, err);
     if (status != SACCADE_OK) {

@@ -52,10 +52,9 @@ static saccade_status copy_shifts(const cu_driver *driver, const int32_t *shift,
 {
     void *pushed;
     TRY(cu_enter(driver, device, &pushed, err));
-    int failed = driver->alloc(out, bytes);
-    failed = failed ? failed : driver->copy(*out, (cu_ptr)(uintptr_t)shift, bytes);
+    const saccade_status status = cu_alloc_filled(driver, bytes, shift, bytes, out, err);
     cu_leave(driver, pushed);
-    return cu_check(driver, failed, "positions of rows to device", err);
+    return status;
 }
 
 saccade_status cu_place_rows(const saccade_plan *plan, const cu_driver *driver, int device,
