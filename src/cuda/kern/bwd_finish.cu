@@ -1,5 +1,5 @@
 /* dQ from its sums: scaled, converted, and brought from the order of the summing threads'
- * registers (bwd_sm90.cu, step 5) to rows. One CTA a tile of 64 queries and part of 64
+ * registers (stage() in bwd_dq.cuh) to rows. One CTA a tile of 64 queries and part of 64
  * columns, or of those that are left.
  *
  * A slope of the head comes in here, so that Q . dQ without it is the gradient of what it is a
@@ -88,13 +88,13 @@ extern "C" __global__ void __launch_bounds__(128)
     int b = bh / p.f.H, h = bh % p.f.H, block = tile % p.n_mblk;
     int first = block * BWD_ROWS + row;
     sequence s = sequence_at(p.f, b);
+    grid_wait_before(); /* all CTAs: what comes next on the stream waits for this kernel alone */
 #if CFG_RAGGED
     if (block >= row_blocks(p, s))
         return;
     tile = row_block(p, s, b, h, block);
 #endif
     long long at = (long long)tile * BWD_ROWS + row;
-    grid_wait_before();
     u32 lift = CFG_FIXED ? load_new((const int *)p.dq_steps + tile) * BWD_LIFT : 0;
     float f0 = row_factor(p, at), f1 = row_factor(p, at + 8), x[32];
     const float *sum = p.dq_sum + (long long)tile * (BWD_ROWS * CFG_D) + part * (BWD_ROWS * 64)

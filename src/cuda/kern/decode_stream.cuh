@@ -146,7 +146,8 @@ DEVICE u32 await_block(stream &w)
     return w.buffer + slot * STAGE;
 }
 
-/* V beyond the end of the keys may hold anything; 0 * NaN must not be seen. */
+/* V beyond the end of the keys may hold anything; 0 * NaN must not be seen. Later tensor copies
+ * into the stage come after these stores. */
 DEVICE void clear_values(u32 stage, int from)
 {
     u32 v = stage + PANELS_D * PANEL;
@@ -158,6 +159,7 @@ DEVICE void clear_values(u32 stage, int from)
             "r"(0)
             : "memory");
     }
+    fence_async_proxy();
     __syncwarp();
 }
 

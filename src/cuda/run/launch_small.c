@@ -1,6 +1,7 @@
 /* Forward by small tiles put on a stream: one launch, CTAs that share the tiles. */
 #include "cuda/run/run.h"
 
+/* is_next: beside the kernel before it, where no load may come before its wait. */
 static saccade_status start_tiles(const saccade_plan *plan, const run_args *a,
                                   const cu_fwd *part, int is_next, saccade_error *err)
 {
@@ -10,9 +11,9 @@ static saccade_status start_tiles(const saccade_plan *plan, const run_args *a,
     const int threads = 128 * (1 + form->teams), n_sm = s->device.n_sm;
     void *parameters[] = {(void *)part, (void *)a->captures, (void *)&a->maps[0],
                           (void *)&a->maps[1], (void *)&a->maps[2]};
-    return (is_next ? run_start_next : run_start)(a, s->programs[a->program].kernel,
-                                                  part->n_tiles < n_sm ? part->n_tiles : n_sm,
-                                                  threads, shared, parameters, err);
+    return (is_next && a->starts_early ? run_start_next : run_start)(
+        a, s->programs[a->program].kernel, part->n_tiles < n_sm ? part->n_tiles : n_sm, threads,
+        shared, parameters, err);
 }
 
 /* Where some keys come from elsewhere, first the tiles that need none of them. */
