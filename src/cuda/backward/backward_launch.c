@@ -580,6 +580,9 @@ saccade_status cu_backward(const saccade_plan *plan, const plan_run *run,
     FAIL_IF(!s->is_present, SACCADE_EBACKEND, "cuda: no device here runs %s", s->arch);
     TRY(run_check_positions(s, run, err));
     TRY(cu_local_run(plan, run, &local, err));
+    FAIL_IF(local.sizes.B * local.sizes.H * cu_backward_query_blocks(&local.sizes)
+                > INT32_MAX / BWD_ROWS,
+            SACCADE_ELIMIT, "cuda: got too many rows for one run");
     TRY(cu_get_driver(&driver, err));
     TRY(cu_enter(driver, run->q->device.index, &pushed, err));
     const saccade_status status = local.chunks

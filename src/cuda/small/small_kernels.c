@@ -30,6 +30,8 @@ static saccade_status load(const cu_driver *driver, const cu_small *which, held_
     free(image.code);
     for (int i = 0; i < CU_SMALL_KERNELS && which->names[i] && !failed; i++)
         failed = driver->library_kernel(&out->kernel[i], library, which->names[i]);
+    if (failed && library)
+        driver->library_unload(library);
     TRY(cu_check(driver, failed, which->what, err));
     out->file = which->file;
     return SACCADE_OK;
