@@ -462,7 +462,7 @@ static results chain_runs(trial *x, int waits)
     return take(x);
 }
 
-/* A mask's copies on a device are of a plan's KV heads: two plans of one mask have their own. */
+/* A mask's copies on a device are of a plan's KV heads: plans of one mask have their own. */
 static void one_mask_for_other_kv_heads(void **state)
 {
     static const char *const each[] = {"b2 h8/4 q500 kv500 d64 bf16",

@@ -64,6 +64,17 @@ static inline int cu_backward_is_fixed(const plan_problem *p, const cu_form *for
            && (p->gradients & SACCADE_GRADIENT_Q) && !p->is_relaxed;
 }
 
+/* Forms of CU_BWD_ELEMENTS90 and of CU_BWD_F32 among those of Hopper. */
+static inline int cu_backward_is_elements90(const cu_form *form)
+{
+    return form->family == CU_SM90 && form->backward.blocks;
+}
+
+static inline int cu_backward_is_f32_wgmma(const cu_form *form)
+{
+    return form->family == CU_SM90 && form->backward.is_thirds;
+}
+
 /* Whether queries of a KV head may be cut into parts at all; not where gradients travel. */
 static inline int cu_backward_may_cut(const plan_problem *p)
 {
@@ -98,7 +109,7 @@ static inline int cu_backward_takes_many(const cu_mod_text *facts, const plan_pr
     return !p->is_ragged && !p->has_rows && facts->n_terms == 0;
 }
 
-/* ---- backward_text.c: pure functions ---- */
+/* ---- backward_choices.c: pure functions ---- */
 
 /* The rung'th choice of bwd_sm90.cu for these head dims, best first; 0 past the end. */
 int cu_backward_tile_choice(int D, int E, int rung, cu_form *out);
@@ -132,11 +143,17 @@ cu_form cu_backward_captures_choice(int D, int E, int is_f32);
 cu_form cu_backward_elements_choice(int D, int E, int is_f32, int kept, int most);
 /* The form of bwd_elements90.cu; 0 where there is none. */
 int cu_backward_elements90_choice(int D, int E, int kept, cu_form *out);
+
+/* ---- backward_shared.c: pure functions ---- */
+
 int cu_backward_threads(const cu_form *form);
 /* Of bwd_wide_queries. */
 int cu_backward_query_threads(const cu_form *form);
 int cu_backward_query_shared(const cu_form *form, int D, int E);
 int cu_backward_shared_bytes(const cu_form *form, int D, int E);
+
+/* ---- backward_text.c ---- */
+
 void cu_write_backward(const cu_state *s, const plan_problem *p, const cu_program_kind *kind,
                        const cu_form *form, cu_headers *out);
 
@@ -342,7 +359,6 @@ typedef struct cu_backward_space {
     int is_in_result;
 } cu_backward_space;
 
-
 /* gradients: those of a run, or NULL: enough for any. */
 cu_backward_space cu_backward_space_of(const saccade_plan *plan, const saccade_sizes *s,
                                        const plan_gradients *gradients);
@@ -359,6 +375,22 @@ size_t cu_backward_workspace(const saccade_plan *plan, const saccade_sizes *size
 /* But for what keys in chunks take. */
 size_t cu_backward_whole_workspace(const saccade_plan *plan, const saccade_sizes *sizes,
                                    const plan_gradients *gradients);
+
+/* ---- backward_args.c ---- */
+
+/* What does not depend on the program. */
+void cu_backward_fill(const saccade_plan *plan, const plan_run *run, const plan_gradients *g,
+                      cu_bwd *p);
+/* Whether a program is bwd_sm90.cu's. */
+int cu_backward_makes_sums(cu_program program);
+/* Where lse and delta of the rows lie, for this program. */
+void cu_backward_fill_rows(const saccade_plan *plan, const plan_run *run,
+                           const plan_gradients *g, cu_program program, cu_bwd *p);
+/* Tiles of so many keys, and the runs of query blocks of each; runs NULL: no block mask. */
+void cu_backward_fill_tiles(const plan_problem *problem, const cu_runs *runs, int keys,
+                            cu_fwd *p);
+/* Tiles of queries, and the runs of key blocks of each; runs NULL: no block mask. */
+void cu_backward_fill_queries(const plan_problem *problem, const cu_runs *runs, cu_bwd *p);
 
 /* ---- backward_launch.c ---- */
 

@@ -88,7 +88,7 @@ extern "C" __global__ void __launch_bounds__(128)
     int b = bh / p.f.H, h = bh % p.f.H, block = tile % p.n_mblk;
     int first = block * BWD_ROWS + row;
     sequence s = sequence_at(p.f, b);
-    grid_wait_before(); /* all CTAs: what comes next on the stream waits for this kernel alone */
+    grid_wait_before(); /* all CTAs: what comes next waits for this kernel alone */
 #if CFG_RAGGED
     if (block >= row_blocks(p, s))
         return;
