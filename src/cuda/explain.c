@@ -89,7 +89,7 @@ static const char *why_plain(const cu_state *s, const plan_problem *p)
     if (cu_backward_has_tiles(s))
         return NULL;
     if (s->family == CU_F32)
-        return "tiles of f32 need sm_90a, head dims to 128, keys in one piece, no dropout";
+        return "tiles of f32 need sm_90a, head dims to 128 and no dropout";
     if (s->family != CU_SM90)
         return "tiles need sm_90a and head dims that are multiples of 8";
     return why ? why : "every tile spills or waits";

@@ -112,8 +112,9 @@ int cu_backward_f32_choice(int D, int E, int rung, cu_form *out)
 }
 
 /* CTAs share a multiprocessor: some load and store while others multiply. Loads have one warp,
- * and no registers are handed over: with 18 and 15 warps to a multiprocessor, whose four parts
- * have 5 and 4 of them, a thread has 96 and 128. */
+ * and no registers are handed over. Two CTAs of 9 warps are at most 5 warps to each of four
+ * schedulers, so a thread has 96 registers; three CTAs of 5 warps are at most 4, so it has
+ * 128. */
 int cu_backward_few_choice(int D, int E, int rung, cu_form *out)
 {
     if ((D > E ? D : E) > 64 || rung > 0)

@@ -151,12 +151,10 @@ static int linear_sum(const emitter *e, const mod_node *n, int depth, linear *ou
 }
 
 /* x wrapped by text on both sides; by: a further operand that kv does not change, or NULL */
-static int linear_wrap(const emitter *e, const mod_node *n, const char *before,
-                       const mod_node *by, const char *between, const mod_node *x, int depth,
-                       linear *out)
+static int linear_wrap(const emitter *e, const char *before, const mod_node *by,
+                       const char *between, const mod_node *x, int depth, linear *out)
 {
     linear inner;
-    (void)n;
     linear_init(&inner);
     const int ok = linear_of(e, x, depth, &inner);
     strbuf *to[2] = {&out->slope, &out->rest};
@@ -193,18 +191,18 @@ static int linear_of(const emitter *e, const mod_node *n, int depth, linear *out
         return linear_sum(e, n, depth - 1, out);
     case OP_ineg:
     case OP_fneg:
-        return linear_wrap(e, n, "-", NULL, "", emit_arg(e, n, 0), depth - 1, out);
+        return linear_wrap(e, "-", NULL, "", emit_arg(e, n, 0), depth - 1, out);
     case OP_i2f:
-        return linear_wrap(e, n, "(float)", NULL, "", emit_arg(e, n, 0), depth - 1, out);
+        return linear_wrap(e, "(float)", NULL, "", emit_arg(e, n, 0), depth - 1, out);
     case OP_fmul: {
         const int side = emit_arg(e, n, 0)->deps & DEP_KV ? 0 : 1;
         return !(emit_arg(e, n, 1 - side)->deps & DEP_KV)
-               && linear_wrap(e, n, "", emit_arg(e, n, 1 - side), " * ", emit_arg(e, n, side),
+               && linear_wrap(e, "", emit_arg(e, n, 1 - side), " * ", emit_arg(e, n, side),
                               depth - 1, out);
     }
     case OP_fdiv:
         return !(emit_arg(e, n, 1)->deps & DEP_KV)
-               && linear_wrap(e, n, "", emit_arg(e, n, 1), " * sac_inverse", emit_arg(e, n, 0),
+               && linear_wrap(e, "", emit_arg(e, n, 1), " * sac_inverse", emit_arg(e, n, 0),
                               depth - 1, out);
     default:
         return 0;

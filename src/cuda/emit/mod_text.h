@@ -48,7 +48,7 @@ typedef struct cu_mod_text {
     int n_captures;    /* score's, then mask's */
     int column_words;  /* words of mask_column: what a mask needs of each key */
     int has_sure_keys; /* a general mask has mask_sure: below it every key is live */
-    /* forward: reads that CFG_DENSE takes as tiles, the score's, then the mask's */
+    /* reads that CFG_DENSE takes as tiles, the score's, then the mask's */
     cu_dense dense[CU_DENSE_MOST];
     int n_dense, n_dense_score;
     cu_shares shares;  /* what programs with CFG_SHARES share of the score */

@@ -1,9 +1,9 @@
-/* Gradients of what a score function captures, for any GPU from sm_80 on, f32 as well
- * as 16-bit problems. A CTA has 64 queries
- * of one head and passes by their keys, as bwd_queries does; dX = P (dP - delta) times the
- * score's derivative by a read is a term of the element that was read. Terms are summed along
- * what the read does not vary with (pass/scatter.h), in one order, and such sums are added to
- * their element exactly (exact_sum.cuh), so that the order of CTAs changes no bit.
+/* Gradients of what a score function captures, for any GPU from sm_80 on, f32 as well as
+ * 16-bit problems. A CTA has 64 queries of one head and passes by their keys, as bwd_queries
+ * does; dX = P (dP - delta) times the score's derivative by a read is a term of the element
+ * that was read. Terms are summed along what the read does not vary with (pass/scatter.h), in
+ * one order, and such sums are added to their element exactly (exact_sum.cuh), so that the
+ * order of CTAs changes no bit.
  *
  *     head       in registers; one sum a CTA
  *     row        in registers; one sum a query

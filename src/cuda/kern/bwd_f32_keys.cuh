@@ -76,7 +76,7 @@ DEVICE void store_sums(const cu_bwd &p, int is_value, int real, float factor,
 
 /* 2. Weights and dV. */
 
-/* Past the last block, what an earlier one left is multiplied once more, for nothing. */
+/* After the last block the product runs on stale data and nobody uses its result. */
 DEVICE void begin_scores(const keys_arena &s, u32 n, scores &acc)
 {
     ring<CFG_STAGES> at = stage_of(n);

@@ -39,8 +39,8 @@ DEVICE void load_keys(const arena &s, const cu_bwd &p, const key_tile &t, const 
                  v.h, v.b, s.kv_full, EVICT_FIRST);
 }
 
-/* Where dense reads of a step lie: those of the step before the last are read by the time that
- * they are loaded. */
+/* Where dense reads of a step lie: in two slots by turns. A slot is free when step n is loaded,
+ * as all consumers have read the tiles of step n - 2. */
 DEVICE u32 dense_slot(u32 n)
 {
     return n & (CU_DENSE_STAGES - 1);
@@ -85,7 +85,7 @@ DEVICE void load_queries(const arena &s, const loader &l, int share, const cu_bw
     }
 }
 
-/* Whether a group of consumers that does not pass its steps has keys that are not live. */
+/* Whether some group that does not pass the tile's steps has keys past kv_len too. */
 DEVICE int has_cut_group(const key_tile &t)
 {
     if (!CFG_PASSES)

@@ -1,8 +1,9 @@
 /* Places of what passes by in shared memory, and what its steps say. */
 #pragma once
 
-/* STEP_FIRST: no step of the tile came before, nor where it ends. STEP_ROWS: from this bit on,
- * how many queries the step has, where that is not all of a block and matters. */
+/* STEP_FIRST: the tile's first step; together with STEP_END, the tile has no step at all.
+ * STEP_ROWS: from this bit on, how many queries the step has, where these are fewer than a
+ * block's and that matters. */
 enum { STEP_MASKED = 1, STEP_END = 2, STEP_FIRST = 4, STEP_ROWS = 8 };
 
 /* Whether queries past the last are cut from steps that no mask cuts: rows there weigh 0 times

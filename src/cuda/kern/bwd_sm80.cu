@@ -1,9 +1,8 @@
 /* Backward attention for any GPU from sm_80 on, any alignment, any score function, f32 as well
- * as 16-bit problems: two kernels
- * that make the scores twice and add nothing up across CTAs, so that results never depend on
- * an order. bwd_keys: a CTA has 64 keys of one key head and makes dK and dV of them, passing
- * by the queries of every head of the group. bwd_queries: a CTA has 64 queries of one head and
- * makes dQ of them, passing by the keys.
+ * as 16-bit problems: two kernels that make the scores twice and add nothing up across CTAs,
+ * so that results never depend on an order. bwd_keys: a CTA has 64 keys of one key head and
+ * makes dK and dV of them, passing by the queries of every head of the group. bwd_queries: a
+ * CTA has 64 queries of one head and makes dQ of them, passing by the keys.
  *
  * Either way 64 rows stay and blocks of CFG_TM rows pass, with two tensors each: K and V, Q and
  * dO. A warp holds 16 of the rows that stay, with scores in registers (mma.cuh); with CFG_PARTS

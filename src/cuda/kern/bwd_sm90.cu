@@ -33,8 +33,9 @@
 
 /* 1. What consumers leave for the others. */
 
-/* Where a lane's 16 bytes of dS lie in a tile of it: a row of 128 bytes to a key, swizzled. Its
- * bits say all that a step asks for of a thread's place: registers are few. */
+/* Where a lane's 16 bytes of dS lie in a tile of dS: a swizzled row of 128 bytes to a key. The
+ * other addresses that a step needs (group_row, pair_place) follow from the bits of this one,
+ * to save registers. */
 DEVICE u32 own_place(int wg)
 {
     int lane = threadIdx.x & 31, warp = threadIdx.x / 32 & 3;
@@ -70,8 +71,9 @@ DEVICE void share_ds(u32 tile, const u32 (&ds)[S_COUNT / 2], u32 own)
 /* 2. Consumer warpgroup wg. */
 struct consumer {
     u32 own; /* own_place */
-    u32 slot, n; /* of Q and dO; steps done, of other tiles too, and in the last bit the parity
-                  * of the ring's round: registers are few */
+    u32 slot; /* of the ring of Q and dO */
+    u32 n;    /* steps that this CTA has done; bit 31 is the parity of the ring's round, packed
+               * to save a register */
     dropper drop;
     u32 drawn; /* of the step to come */
 #if HAS_SHARES
@@ -134,8 +136,8 @@ DEVICE places places_of(const key_tile &t, const int4 &step, int wg)
     return at;
 }
 
-/* Begins a step's scores: past the last, what an earlier one left is multiplied once more, for
- * nothing. */
+/* Begins S = K Q^T of a step. After the last step the product runs on stale data and nobody
+ * uses its result, which saves a branch. */
 DEVICE void start_scores(const arena &s, const consumer &c, float (&acc)[S_COUNT], int4 &step,
                          int wg)
 {
@@ -182,7 +184,8 @@ DEVICE void start_block_dp(const arena &s, const consumer &c, const int4 &step,
 #endif
 }
 
-/* dS of dK is multiplied by a slope of its own head where dQ's is so after its sums. */
+/* With a slope for each head and several heads to a group, dS is multiplied by the slope before
+ * dK; for dQ bwd_finish applies it. */
 #define HAS_SLOPED (CFG_LATE_SLOPE && CFG_GROUP > 1 && CFG_DK)
 
 /* What a block's products take: weights of dV, dS of dQ and of dK. */

@@ -12,8 +12,8 @@ enum {
     DIGIT = 14,
     LOW_DIGITS = 1 << 2 * DIGIT,
     TABLE_BLOCKS = (1 << 17) / (STAY * PASS), /* that 32 bits hold */
-    ROOM_ABOVE = 2,                           /* by which larger terms do not empty it yet */
-    LEAST_TOP = 3 * DIGIT                     /* so that all scales are ordinary floats */
+    ROOM_ABOVE = 2, /* powers of two: a term empties the table only where it passes the top */
+    LEAST_TOP = 3 * DIGIT /* so that all scales are ordinary floats */
 };
 
 /* The unit of a table: terms lie below 2^(top - 126). */

@@ -62,7 +62,7 @@ DEVICE void load_queries(const keys_arena &s, const cu_bwd &p, const mod_args &m
 
 /* 2. Weights and dV. */
 
-/* Past the last block, what an earlier one left is multiplied once more, for nothing. */
+/* After the last block the product runs on stale data and nobody uses its result. */
 DEVICE void start_scores(const keys_arena &s, const ring<CFG_STAGES> &at, float (&acc)[S_COUNT],
                          int4 &step)
 {

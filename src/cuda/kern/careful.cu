@@ -11,8 +11,7 @@
 #include "careful.cuh"
 
 /* flags holds one word for every group of 16 rows, a bit each, in the order of the tiles' own
- * rows. Looking
- * keys up in a chunk table takes registers, and so leaves room for fewer CTAs. */
+ * rows. Looking keys up in a chunk table takes registers, and so leaves room for fewer CTAs. */
 extern "C" __global__ void __launch_bounds__(128, CFG_CHUNKS ? 4 : 6)
     careful(const __grid_constant__ cu_fwd p, const __grid_constant__ mod_args mod)
 {

@@ -4,9 +4,9 @@
  * shared out in one of two ways (cu_decode_cluster): whole ones to each CTA, or one to a
  * cluster whose CTAs join their parts through shared memory; or the blocks of all spans as one
  * line cut into equal pieces (Flash-Decoding, with the cut of stream-K), which `decode_end`
- * joins. With `owns` every CTA has a span of its own, however long. Or, where a row's
- * bits are to hang on its keys alone (IS_FIXED), pieces of PIECE_KEYS keys from a multiple of
- * them on are shared out in turn, and `decode_end` joins all spans.
+ * joins. With `owns` every CTA has a span of its own, however long. With IS_FIXED, where a
+ * row's bits must depend on its keys alone, pieces of PIECE_KEYS keys at fixed positions are
+ * dealt to CTAs in turn, and `decode_end` joins every span.
  *
  * Order of merging: by warp, then by CTA or piece: fixed by problem and device model. */
 #include "cfg.cuh"

@@ -160,8 +160,8 @@ template <int LINE> DEVICE u32 dense_at(u32 panel, int row, int byte)
     return panel + row * LINE + (byte ^ ((row * LINE >> 7) & (LINE / 16 - 1)) * 16);
 }
 
-/* What of its addresses a thread has for a whole block: swizzled, a line has the bytes of a row
- * or column by one exclusive or, and lines 8 on are swizzled alike. */
+/* A thread's base address in the tile, found once a block. Other columns of its swizzled line
+ * are an exclusive or away; lines 8 further on are swizzled alike. */
 template <int R> DEVICE u32 dense_lane(const cu_fwd &p, u32 at, int wg)
 {
     typedef dense_tile<R> shape;

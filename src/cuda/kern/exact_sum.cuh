@@ -1,6 +1,7 @@
 /* Sums of floats that are exact, and so the same in any order: an element has SUM_WORDS 64-bit
  * integers, word i in units of 2^(24 i - 149), and a float is added to the one or two that its
- * 24 bits fall into. 2^39 terms fit. The word behind them is not 0 where a term was NaN. */
+ * 24 bits fall into. 2^39 terms fit. The word behind them is not 0 where a term was NaN or
+ * infinite. */
 #pragma once
 
 DEVICE void add_word(const cu_read &to, int word, long long at, u32 x, int is_negative)

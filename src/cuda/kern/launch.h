@@ -6,8 +6,11 @@
 enum {
     CU_RANK = 8,
     ROW_BLOCK = 64,
-    PIECE_KEYS = 2048, /* of a split that hangs on nothing but where keys stand (decode.cu) */
-    PART_KEYS = 4096   /* of a part of tiles: whole blocks, at least so many keys (parts.cuh) */
+    /* Keys of a fixed split, whose parts begin at multiples of so many keys, so that a row's
+     * bits do not depend on the batch: of decode (decode.cu), and of tiles, in whole blocks
+     * (parts.cuh). */
+    PIECE_KEYS = 2048,
+    PART_KEYS = 4096
 };
 
 typedef struct cu_stride {

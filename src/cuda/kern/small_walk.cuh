@@ -66,9 +66,9 @@ DEVICE int is_masked(const piece &x, int kv_len)
 }
 
 #if CFG_AHEAD
-/* Piece x's scores in s become packed weights. Meanwhile the product with V of the piece
- * before ends, whose load, or of the first piece its K, is done.n; LEFT products begun later
- * may not. */
+/* Makes packed weights of piece x's scores in s. Then waits until at most LEFT products are in
+ * flight: that ends the older product, which read slot done.n (V of the piece before, or K of
+ * the first piece), and the slot is released. */
 template <int LEFT>
 DEVICE void weigh(const arena &sm, const progress &done, consumer &c, const cu_fwd &p,
                   const mod_args &mod, const piece &x, int team, float (&s)[S_COUNT],

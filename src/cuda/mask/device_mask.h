@@ -29,9 +29,9 @@ typedef struct cu_runs {
     cu_ptr bits;
 } cu_runs;
 
-/* In place of a group: transposed, runs of blocks of rows for each block of keys; or less than
- * that by the sum of what the order may do: walk tiles by rows (kern/bwd.h), cut the query
- * heads of a group into parts. */
+/* In place of a group, which is at least 1: RUNS_OF_KEYS, transposed runs, of blocks of rows
+ * for each block of keys; minus the sum of what their order may do: RUNS_BY_ROWS, walk tiles by
+ * rows (kern/bwd.h); RUNS_IN_PARTS, cut the query heads of a group into parts. */
 enum { RUNS_OF_KEYS = 0, RUNS_BY_ROWS = 1, RUNS_IN_PARTS = 2 };
 
 /* Device copy for these tiles, made on first use (may allocate; prepare does it). order covers

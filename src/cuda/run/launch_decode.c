@@ -25,12 +25,10 @@ static int span_blocks(const cu_state *s, const cu_fwd *p)
     return len > 0 ? (len + tile_of(s)->keys - 1) / tile_of(s)->keys : 1;
 }
 
-/* CTAs that share the keys: each with a block for every warp, if there are so many; 128 of 132
- * multiprocessors read faster than all (docs/lab/018). */
+/* CTAs that share the keys: each with a block for every warp, if there are so many. */
 static int decode_ctas(const cu_state *s, const cu_fwd *p, int spans)
 {
-    const int n_sm = s->device.n_sm, even = n_sm / 32 * 32;
-    const int most = even * 20 >= n_sm * 19 ? even : n_sm;
+    const int most = cu_reading_ctas(s->device.n_sm);
     const int64_t blocks = spans * (int64_t)((p->N + tile_of(s)->keys - 1) / tile_of(s)->keys);
     const int64_t ctas = (blocks + tile_of(s)->groups - 1) / tile_of(s)->groups;
     return ctas < 1 ? 1 : ctas < most ? (int)ctas : most;
@@ -58,8 +56,7 @@ static unsigned reciprocal(int d)
 static void fill_pieces(const cu_state *s, cu_fwd *p)
 {
     const int64_t pieces = cu_decode_pieces(p->N), all = pieces * p->decode.spans;
-    const int even = s->device.n_sm / 32 * 32;
-    const int most = even * 20 >= s->device.n_sm * 19 ? even : s->device.n_sm;
+    const int most = cu_reading_ctas(s->device.n_sm);
     p->runs = NULL;
     p->decode.span_blocks = (int)(pieces * (PIECE_KEYS / tile_of(s)->keys));
     p->n_split = all < most ? (int)all : most;

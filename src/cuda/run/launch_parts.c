@@ -18,11 +18,10 @@ static void fill_items(const cu_state *s, const plan_run *run, int E, cu_fwd *p)
     p->redo = NULL;
 }
 
-/* 128 of 132 multiprocessors read faster than all (docs/lab/018), and share items evenly. */
+/* As many share items evenly. */
 static int item_ctas(const cu_state *s, int items)
 {
-    const int n_sm = s->device.n_sm, even = n_sm / 32 * 32;
-    const int most = even * 20 >= n_sm * 19 ? even : n_sm;
+    const int most = cu_reading_ctas(s->device.n_sm);
     return items < most ? items : most;
 }
 

@@ -181,6 +181,12 @@ int cu_decode_applies(const saccade_sizes *s)
     return s->Q <= cu_decode_rows_most(s) && cu_decode_spans(s) <= SPANS_MOST;
 }
 
+int cu_reading_ctas(int n_sm)
+{
+    const int even = n_sm / 32 * 32;
+    return even * 20 >= n_sm * 19 ? even : n_sm;
+}
+
 int64_t cu_decode_pieces(int64_t KV)
 {
     return KV > 0 ? (KV + PIECE_KEYS - 1) / PIECE_KEYS : 1;

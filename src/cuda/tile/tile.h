@@ -47,7 +47,7 @@ typedef struct cu_form {
     cu_family family;
     cu_tile tile; /* groups 0: no such kernel */
     cu_backward_tile backward;
-    int dense_bytes; /* forward: of the tensors that come as tiles, for a score; 0: none do */
+    int dense_bytes; /* of the tensors that come as tiles, for a score; 0: none do */
     int teams; /* small tiles: of a CTA, each with a tile of its own */
 } cu_form;
 
@@ -72,6 +72,9 @@ enum { CU_SHORT_ROWS = 128 };
 enum { CU_PART_ROWS = 64 };
 /* Whether the decode program takes runs of these sizes. */
 int cu_decode_applies(const saccade_sizes *sizes);
+/* CTAs, one to a multiprocessor, that read memory fastest: 128 of 132, not all of them
+ * (docs/lab/018). */
+int cu_reading_ctas(int n_sm);
 /* Fixed pieces of KV keys, at least 1. */
 int64_t cu_decode_pieces(int64_t KV);
 /* Spans of a run (see decode.cu). */
