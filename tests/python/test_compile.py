@@ -144,6 +144,49 @@ def test_captures_of_any_length_in_one_graph(compiler, dynamic):
         assert len(graphs) <= most + (dynamic is None)
 
 
+SIZES = {  # what a mod reads of captured tensors while it runs
+    "shape": lambda q, t: (lambda s, b, h, i, j: s + t[h, i - j + t.shape[1] // 2], None),
+    "size": lambda q, t: (lambda s, b, h, i, j: s + t[h, i - j + t.size(1) // 2], None),
+    "len": lambda q, t: (lambda s, b, h, i, j: s + t[h, i - j + len(t[0]) // 2], None),
+    "float": lambda q, t: (lambda s, b, h, i, j: s * (1.0 / q.shape[2]) + i / t.size(1), None),
+    "mask": lambda q, t: (None, lambda b, h, i, j: q.shape[2] // 2 - i > -j),
+}
+
+
+@pytest.mark.skipif(not compiled.masks.graphs_take_callables, reason="torch of old graphs")
+@pytest.mark.parametrize("dynamic", (None, True))
+@pytest.mark.parametrize("name", SIZES)
+def test_sizes_read_by_a_mod_in_one_graph(compiler, name, dynamic):
+    """They are captured numbers, as sizes read outside of it are."""
+    torch._dynamo.reset()
+    graphs = []
+    count = lambda graph, _: graphs.append(graph) or graph  # noqa: E731
+    f = lambda q, t: st.flex_attention(q, q, q, *SIZES[name](q, t))  # noqa: E731
+    plain = compiler(f, fullgraph=True, dynamic=dynamic, backend=count)
+    lowered = compiler(f, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for n in (30, 37, 44, 21):
+        x = torch.randn(1, 2, n, 16), torch.rand(2, 2 * n - 1)
+        for g in (plain, lowered):
+            assert torch.allclose(g(*x), f(*x), 1e-5, 1e-6)
+    assert len(graphs) <= 1 + (dynamic is None)
+
+
+@pytest.mark.skipif(not compiled.masks.graphs_take_callables, reason="torch of old graphs")
+@pytest.mark.parametrize("strict", (False, True))
+@pytest.mark.parametrize("name", ("shape", "float", "mask"))
+def test_sizes_read_by_an_exported_mod(name, strict):
+    class Model(torch.nn.Module):
+        def forward(self, q, t):
+            return st.flex_attention(q, q, q, *SIZES[name](q, t))
+
+    x = torch.randn(1, 2, 30, 16), torch.rand(2, 59)
+    n = torch.export.Dim("n", min=4, max=512)
+    shapes = {2: n}, {1: 2 * n - 1}
+    made = torch.export.export(Model(), x, dynamic_shapes=shapes, strict=strict).module()
+    x = torch.randn(1, 2, 21, 16), torch.rand(2, 41)
+    assert torch.allclose(made(*x), Model()(*x), 1e-5, 1e-6)
+
+
 def test_callables_beside_text_and_block_masks(compiler):
     q, k, v = tensors()
     mask = st.create_block_mask("q >= kv", None, None, 48, 48)

@@ -11,19 +11,17 @@ which no version promises. Where it is another, `flex` is None, and a callable b
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import torch
 from torch._guards import detect_fake_mode
 from torch._ops import HigherOrderOperator
 
+from ..trace import symbols
 from ..trace import tracer as tracing
 from .mods import AnyMod, as_row
 
 _NAME = "saccade_flex"
-# An index that a smaller tensor might not have.
-_FIXED_INDEX = re.compile(r"\[(?:[^\]]*, )?[1-9]\d*[,\]]")
 
 
 class _Flex(HigherOrderOperator):
@@ -53,32 +51,18 @@ class _Flex(HigherOrderOperator):
 
 def _text_of(kind, graph, held, is_double):
     """A mod's graph as text with its captures."""
-    held = [_as_tensor(x) for x in held]
+    held = [symbols.as_tensor(x, is_double) for x in held]
     run = torch.fx.Interpreter(graph).run
 
     def mod(*symbols):
         result = run(*symbols, *held, enable_io_processing=False)
         return result[0] if isinstance(result, (tuple, list)) else result
 
-    tracer = tracing.Tracer(kind, is_double)
     mode = detect_fake_mode(held)
-    if mode is None or mode.shape_env is None:
-        text, captures = tracing.run(mod, kind, tracer)
-    else:
-        with mode.shape_env.suppress_guards():
-            text, captures = tracing.run(mod, kind, tracer)
-        if tracer.uses_shapes or _FIXED_INDEX.search(text):  # it holds for these sizes alone
-            text, captures = tracing.run(mod, kind, tracing.Tracer(kind, is_double))
+    env = None if mode is None else mode.shape_env
+    make = lambda: tracing.Tracer(kind, is_double)  # noqa: E731
+    text, captures, _ = tracing.run_in_graph(lambda _: mod, kind, make, env)
     return AnyMod(kind, text, {n: as_row(x) for n, x in captures})
-
-
-def _as_tensor(x):
-    """Numbers that differ from call to call are captured as tensors are."""
-    if isinstance(x, torch.SymInt):
-        return torch.scalar_tensor(x, dtype=torch.int32, device="cpu")
-    if isinstance(x, torch.SymFloat):
-        return torch.scalar_tensor(x, dtype=torch.float32, device="cpu")
-    return x
 
 
 def _known_to_dynamo():

@@ -501,7 +501,9 @@ def trace(
                 _store((kind, "needs", walk.key), (True, None, walk.keep))
                 continue
             if found.reusable and not walk.opaque:
-                _store(key, (found, _shapes(walk) if found.uses_shapes else None, walk.keep))
+                shapes = _shapes(walk) if found.uses_shapes else None
+                if shapes is None or _env_of(walk) is None:
+                    _store(key, (found, shapes, walk.keep))
         return found, found.values(walk.leaves), walk
     raise AssertionError("unreachable")
 
@@ -518,7 +520,9 @@ def _lookup(key: Any, walk: Walk) -> Any:
     if entry is None:
         return None
     found, shapes, _ = entry
-    return found if shapes is None or shapes == _shapes(walk) else None
+    if shapes is None:
+        return found
+    return found if _env_of(walk) is None and shapes == _shapes(walk) else None
 
 
 def _store(key: Any, entry: tuple) -> None:
@@ -531,9 +535,17 @@ def _store(key: Any, entry: tuple) -> None:
 
 
 def _run(fn: Any, kind: str, walk: Walk, is_double: bool, is_signed: bool) -> Traced:
-    tracer = tracing.Tracer(kind, is_double, is_signed)
-    target = fn
-    if not walk.constants:
-        target = Walk(fn, False, lambda v, leaf: symbols.Lifted(tracer, v, leaf)).new
-    text, captures = tracing.run(target, kind, tracer)
+    def lifted(tracer: tracing.Tracer) -> Any:
+        if walk.constants:
+            return fn
+        return Walk(fn, False, lambda v, leaf: symbols.Lifted(tracer, v, leaf)).new
+
+    make = lambda: tracing.Tracer(kind, is_double, is_signed)  # noqa: E731
+    text, captures, tracer = tracing.run_in_graph(lifted, kind, make, _env_of(walk))
     return Traced(text, captures, walk.leaves, tracer)
+
+
+def _env_of(walk: Walk) -> Any:
+    """The ShapeEnv of a graph that takes a captured tensor in any size; None if none does."""
+    sizes = (n for x in walk.leaves if is_tensor(x) for n in x.shape)
+    return next((n.node.shape_env for n in sizes if isinstance(n, symbols.SYMBOLIC)), None)

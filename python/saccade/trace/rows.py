@@ -8,7 +8,7 @@ from . import ops
 from .dtypes import DEFAULT_DTYPE, highest, joined, language_type, name_of
 from .errors import fail, of_name, words_of
 from .grad_mode import cut
-from .symbols import Lifted, Symbol, TensorSymbol, Traced
+from .symbols import SYMBOLIC, Lifted, Symbol, TensorSymbol, Traced
 
 MAX_VECTOR = 512  # entries of a captured row that a mod may sum over
 _NOUN, _MAY = "a captured row", "an index, pointwise functions, sums and their kin"
@@ -45,7 +45,7 @@ class Rows(TensorSymbol):
 
     @property
     def shape(self):
-        self.tracer.uses_shapes = True
+        self.tracer.fix_sizes()
         return torch.Size([len(self.places[d]) for d in self.left])
 
     ndim = property(lambda self: len(self.left))
@@ -100,22 +100,29 @@ class Rows(TensorSymbol):
             )
         return index[:n] + (slice(None),) * missing + index[n + len(dots) :]
 
+    def _length(self, d: int) -> str:
+        """How many entries a dimension has: a captured number where a graph takes any."""
+        entries, size = self.places[d], self.tensor.shape[d]
+        if isinstance(size, torch.SymInt) and entries == range(size):
+            return self.tracer.value(size).name
+        self.tracer.fix_sizes()
+        return str(len(entries))
+
     def _place(self, d: int, index):
         t, entries = self.tracer, self.places[d]
         if isinstance(index, slice):
             if index.start is index.stop is index.step is None:
                 return entries
-            t.uses_shapes = True
+            t.fix_sizes()
             if index.step is not None and index.step < 1:
                 fail(f"got a slice of step {index.step}, expected 1 or more")
             return entries[index]
-        if isinstance(index, (Traced, Lifted)) or hasattr(index, "dtype"):
+        if isinstance(index, (Traced, Lifted, *SYMBOLIC)) or hasattr(index, "dtype"):
             x = t.value(index)
             if x.kind == "bool" or x.kind == "float":
                 fail(f"got a {x.kind} as an index, expected int: convert it with .int()")
             if not x.nonneg and x.name not in ("q", "kv"):  # positions are clamped
-                t.uses_shapes = True
-                text = f"({x.name} < 0 ? {x.name} + {len(entries)} : {x.name})"
+                text = f"({x.name} < 0 ? {x.name} + {self._length(d)} : {x.name})"
                 x = t.local(text, "int")
             if entries.start != 0 or entries.step != 1:
                 x = t.local(f"({entries.start} + {entries.step} * {x.name})", "int")
@@ -128,7 +135,8 @@ class Rows(TensorSymbol):
                     f"captured tensor{of_name(self.tensor)} of shape "
                     f"{tuple(self.tensor.shape)}"
                 )
-            t.uses_shapes |= index < 0
+            if index < 0:
+                t.fix_sizes()
             return str(entries[index])
         fail(
             f"got {words_of(index)} as an index, expected b, h, q_idx, kv_idx or an integer "

@@ -81,6 +81,18 @@ class Lifted(Symbol):
         self._needed()
 
 
+SYMBOLIC = torch.SymInt, torch.SymFloat
+
+
+def as_tensor(x, is_double: bool):
+    """Numbers of graphs, which differ from call to call, are captured as tensors are."""
+    if not isinstance(x, SYMBOLIC):
+        return x
+    dtype = torch.float64 if is_double else torch.float32
+    dtype = torch.int32 if isinstance(x, torch.SymInt) else dtype
+    return torch.scalar_tensor(x, dtype=dtype, device="cpu")
+
+
 _CPU = torch.device("cpu")
 _OF_NUMPY = {"power": "pow", "float_power": "pow", "equal": "eq", "rint": "round"}
 _OF_NUMPY |= {"left_shift": "lshift", "right_shift": "rshift"}

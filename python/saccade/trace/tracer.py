@@ -26,7 +26,7 @@ from .grad_mode import (
 from .ops import convert
 from .reductions import is_of_rows, is_reduction, vector_call
 from .rows import PARTS, Rows, Vector, element_of, index_of, is_row
-from .symbols import Lifted, Traced
+from .symbols import SYMBOLIC, Lifted, Traced, as_tensor
 from .watching import watching
 
 _LARGEST_F32 = 3.4028234663852886e38
@@ -47,7 +47,9 @@ class Tracer:
         self.captures: list[tuple[str, object]] = []  # name, tensor or number
         self._names: dict[int, str] = {}
         self._seen: dict[str, str] = {}
-        self.uses_shapes = False  # the text holds sizes of captured tensors
+        self._expressions: dict[object, torch.Tensor] = {}  # of numbers of graphs
+        self.uses_shapes = False  # the text may hold sizes of captured tensors
+        self.is_fixed = False  # it does, of those that a graph takes in any size too
         self.volatile = False  # the text holds values of captured tensors
         self.inside = 0  # depth of our own work, whose look at tensors is no use by the mod
         self.lifted_used = False
@@ -171,6 +173,11 @@ class Tracer:
         if isinstance(x, float):
             x = float(x)  # NumPy's are floats that show another text
             return Traced(self, self.literal(x), "float", x >= 0, x)
+        if isinstance(x, SYMBOLIC):
+            return self._symbolic(x)
+        if isinstance(x, torch.SymBool):
+            self.fix_sizes()
+            return self.value(bool(x))
         if isinstance(x, (Rows, Vector)):
             fail(f"got a captured row with {x.ndim} index(es) missing, expected one element")
         if hasattr(x, "dtype") and hasattr(x, "shape"):
@@ -180,7 +187,7 @@ class Tracer:
                 if getattr(x, "is_cuda", False):  # read where it lies, as one element
                     return self.element(f"{self.capture(x)}[0]", x)
                 return Traced(self, self.capture(x), *element_of(x))
-            self.uses_shapes = True
+            self.fix_sizes()
             if all(n == 1 for n in x.shape):
                 zeros = ", ".join("0" for _ in x.shape)
                 return self.element(f"{self.capture(x)}[{zeros}]", x)
@@ -192,6 +199,24 @@ class Tracer:
             f"got {words_of(x)}{of_name(x)}, expected a number, a tensor element or a traced "
             "value"
         )
+
+    def fix_sizes(self) -> None:
+        """The text is to hold sizes as they are now."""
+        self.uses_shapes = self.is_fixed = True
+
+    def _symbolic(self, x) -> "Traced":
+        """A number that a graph knows by its expression: captured, as it differs from call to
+        call, each expression once."""
+        expression = x.node.expr
+        if expression.is_number:
+            return self.value(int(x) if isinstance(x, torch.SymInt) else float(x))
+        held = self._expressions.get(expression)
+        if held is None:
+            self.inside += 1
+            held = self._expressions[expression] = as_tensor(x, self.is_double)
+            self.inside -= 1
+        kind = "int" if isinstance(x, torch.SymInt) else "float"
+        return Traced(self, self.capture(held), kind)
 
     def apply(self, name: str, arguments, options):
         """One torch call on symbols."""
@@ -271,6 +296,23 @@ def _apply(tracer, name, arguments, options):
     values, rest, given = bound(op, plain, arguments, options)
     values = [tracer.value(v) for v in (values[::-1] if swap else values)]
     return op.run(tracer, *values, *rest, **given)
+
+
+# An index that a smaller tensor might not have.
+_FIXED_INDEX = re.compile(r"\[(?:[^\]]*, )?[1-9]\d*[,\]]")
+
+
+def run_in_graph(of, kind: str, make, env) -> tuple[str, list[tuple[str, object]], Tracer]:
+    """run(of(tracer), kind, tracer), and the tracer, which make makes. Where a graph takes
+    tensors of any size, env: its ShapeEnv; it is to take them still, if the text does."""
+    tracer = make()
+    if env is not None:
+        with env.suppress_guards():
+            text, captures = run(of(tracer), kind, tracer)
+        if not (tracer.is_fixed or _FIXED_INDEX.search(text)):
+            return text, captures, tracer
+        tracer = make()  # the text holds for these sizes alone
+    return *run(of(tracer), kind, tracer), tracer
 
 
 def _definition(fn) -> str:

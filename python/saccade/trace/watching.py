@@ -9,6 +9,7 @@ from .symbols import Symbol, find_tracer
 _SHAPES = frozenset(
     "shape ndim size dim numel nelement stride ndimension __len__ is_contiguous".split()
 )
+_OF_VALUES = frozenset(("__len__", "is_contiguous"))  # of these that Python has a value of
 _HARMLESS = frozenset(
     "dtype device is_cuda is_cpu layout requires_grad is_leaf is_floating_point element_size "
     "is_complex grad_fn get_device itemsize names __hash__ is_signed is_nested is_sparse "
@@ -76,7 +77,8 @@ def watching(tracer, gradients: bool):
                     "tensor of draws made outside of the mod: draws[b, h, q_idx, kv_idx]"
                 )
             if name in _SHAPES:
-                tracer.uses_shapes = True
+                tracer.uses_shapes = True  # a graph's are numbers that are captured
+                tracer.is_fixed |= name in _OF_VALUES
             elif _changes_its_argument(name) and id(first) not in own:
                 fail(
                     f"got {name}, which changes a captured tensor{of_name(first)}; mods only "
