@@ -2,6 +2,8 @@
 
 import copy
 import io
+import signal
+import time
 
 import pytest
 
@@ -596,3 +598,45 @@ def test_a_mask_of_no_named_device_is_for_any(monkeypatch):
     for other in (named, mask.to("meta")):
         with pytest.raises(ValueError, match="block_mask is on meta"):
             st.flex_attention(q, q, q, None, other)
+
+
+def hard(b, h, i, j):
+    """Nothing proves where it is live: every position is evaluated."""
+    return ((i * 7919 ^ j * 104729) * 2654435 >> 7) % 100003 == 1
+
+
+class Alarm(Exception):
+    pass
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="signals of POSIX")
+@pytest.mark.parametrize("where", ("create_block_mask", "flex_attention"))
+def test_signals_end_long_work(where):
+    """What a handler raises comes within a second, time and again; one that returns changes
+    nothing."""
+    x = torch.randn(1, 1, 1 << 17, 16)
+
+    def make():
+        if where == "flex_attention":
+            return st.flex_attention(x, x, x, block_mask=hard)
+        return st.create_block_mask(hard, None, None, 1 << 18, 1 << 18)
+
+    def ring(*_):
+        rung.append(time.monotonic())
+        if len(rung) == 2:
+            raise Alarm
+
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        for _ in range(2):
+            rung = []
+            signal.setitimer(signal.ITIMER_REAL, 0.2, 0.2)
+            with pytest.raises(Alarm):
+                make()
+            assert time.monotonic() - rung[1] < 2
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    few = st.create_block_mask(hard, None, None, 1 << 11, 1 << 11)
+    assert few.shape == (1, 1, 1 << 11, 1 << 11)

@@ -7,6 +7,7 @@ that a warm call only fills in addresses.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes as C
 import functools
 import math
@@ -16,6 +17,7 @@ from typing import NamedTuple, Sequence
 
 from . import abi
 from .abi import DTYPES, lib
+from .interrupts import watching_signals
 
 
 class View(NamedTuple):
@@ -363,21 +365,27 @@ class BlockMaskHandle:
             lib.saccade_block_mask_destroy(self.handle)
 
 
+_LONG = 1 << 20  # positions, which might take longer than a look at signals
+
+
 def block_mask_create(
     mod: Mod, views, sizes, block_q, block_kv, keep, context=None, budget=0
 ) -> BlockMaskHandle:
     array = bindings(mod.names, views)
     o = abi.BlockMaskOptions(block_q=block_q, block_kv=block_kv, evaluation_budget=budget)
-    h = abi.create(
-        "block_mask_create",
-        context,
-        mod.handle,
-        C.byref(abi.Sizes(*sizes)),
-        None,
-        array,
-        len(mod.names),
-        C.byref(o),
-    )
+    B, H, _, Q, KV, *_ = sizes
+    is_long = B * H * Q * KV >= _LONG
+    with watching_signals(o) if is_long else contextlib.nullcontext():
+        h = abi.create(
+            "block_mask_create",
+            context,
+            mod.handle,
+            C.byref(abi.Sizes(*sizes)),
+            None,
+            array,
+            len(mod.names),
+            C.byref(o),
+        )
     return BlockMaskHandle(h, mod, keep, array, sizes[:2])
 
 
