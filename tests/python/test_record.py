@@ -212,3 +212,34 @@ def test_what_records_nothing():
     for record in (make_fx, lambda f: make_fx(f, pre_dispatch=True)):
         with pytest.raises(NotImplementedError, match="got cached_attention inside of make_fx"):
             record(lambda q: st.cached_attention(q, q, q))(q)
+
+
+def test_operations_are_counted():
+    """By all of Q x KV, as FlexAttention's are, in eager calls and in graphs."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    q = torch.randn(2, 4, 30, 16, requires_grad=True)
+    k = torch.randn(1, 2, 40, 16, requires_grad=True)
+    v = torch.randn(1, 2, 40, 24, requires_grad=True)
+
+    def f(q, k, v, live=None):
+        return st.flex_attention(q, k, v, block_mask=live, enable_gqa=True)
+
+    one = 2 * 2 * 4 * 30 * 40
+    calls = (f, lambda *x: f(*x, packed), torch.compile(f, backend="aot_eager"))
+    for call in calls:
+        with FlopCounterMode(display=False) as counted:
+            out = call(q, k, v)
+            assert counted.get_total_flops() == one * (16 + 24)
+            out.sum().backward()
+        assert counted.get_total_flops() == one * (16 + 24) + one * (3 * 16 + 2 * 24)
+
+
+def test_a_profile_names_the_call():
+    q = torch.randn(1, 2, 8, 16)
+    for call in (st.flex_attention, torch.func.vmap(st.flex_attention)):
+        x = q if call is st.flex_attention else q.unsqueeze(0)
+        with torch.profiler.profile() as profile:
+            call(x, x, x)
+        named = [e for e in profile.key_averages() if e.key == "saccade::flex_attention"]
+        assert len(named) == 1 and named[0].count == 1

@@ -7,9 +7,9 @@ import re
 from typing import Any, Callable, Literal, NamedTuple, Optional, Union, overload
 
 import torch
-from torch.autograd import forward_ad
+from torch.autograd import forward_ad, profiler
 
-from . import active, rules  # noqa: F401
+from . import active, flops, rules  # noqa: F401
 from .block_mask import BlockMask
 from .calls import new_call
 from .checks import (
@@ -201,6 +201,8 @@ def flex_attention(
         call = transformed
     if dropout_p:
         call = functools.partial(call, dropout=float(dropout_p))
+    if not recorded and profiler._is_profiler_enabled:  # what is recorded shows its operators
+        call = functools.partial(_profiled, call)
     out, lse, row_max = call(
         query,
         key,
@@ -216,6 +218,11 @@ def flex_attention(
     if return_aux is not None:
         return out, AuxOutput(lse, row_max)
     return (out, lse) if return_lse else out
+
+
+def _profiled(call, *given, **options):
+    with profiler.record_function("saccade::flex_attention"):
+        return call(*given, **options)
 
 
 _is_transformed = torch._C._are_functorch_transforms_active
