@@ -273,6 +273,11 @@ def _second_of(f, kind):
         "hvp forward over reverse": lambda q: jvp(grad(f), (q,), (rates,))[1],
         "jacrev of grad": lambda q: jacrev(grad(f))(q),
         "hessian": torch.func.hessian(f),
+        "grad of jvp": grad(lambda q: jvp(f, (q,), (rates,))[1]),
+        "jacrev of jacfwd": jacrev(jacfwd(f)),
+        "vmap of grad of jvp": lambda q: vmap(grad(lambda q: jvp(f, (q,), (rates,))[1]))(
+            torch.stack([q, q.cos()])
+        ),
         "vmap of grad of grad": lambda q: vmap(
             lambda q: grad(lambda q: (grad(f)(q) * rates).sum())(q)
         )(torch.stack([q, q.cos()])),
@@ -288,6 +293,9 @@ def _second_of(f, kind):
         "jacrev of grad",
         "hessian",
         "vmap of grad of grad",
+        "grad of jvp",
+        "jacrev of jacfwd",
+        "vmap of grad of jvp",
     ],
 )
 def test_second_derivatives(kind, has_score):
@@ -309,6 +317,8 @@ def test_second_derivatives_by_captures():
         lambda f: grad(lambda s: grad(f, 1)(q, s).sin().sum())(slope),
         lambda f: jvp(lambda s: grad(f)(q, s), (slope,), (slope,))[1],
         lambda f: jvp(lambda q: grad(f, 1)(q, slope), (q,), (k,))[1],
+        lambda f: grad(lambda s: jvp(lambda q: f(q, s), (q,), (k,))[1])(slope),
+        lambda f: grad(lambda q: jvp(lambda s: f(q, s), (slope,), (slope,))[1])(q),
     ):
         made = [take(lambda q, s: call(q, k, v, s).square().sum())  # noqa: B023
                 for call in (attend, plain)]  # fmt: skip
@@ -318,10 +328,16 @@ def test_second_derivatives_by_captures():
 def test_what_second_derivatives_are_not_there():
     q, k, v = given(dtype=torch.float32)
     f = lambda q: attend(q, k, v).square().sum()  # noqa: E731
-    for take in (lambda: torch.func.hessian(f)(q), lambda: jvp(grad(f), (q,), (q,))):
+    for take in (
+        lambda: torch.func.hessian(f)(q),
+        lambda: jvp(grad(f), (q,), (q,)),
+        lambda: grad(lambda q: jvp(f, (q,), (q,))[1])(q),
+    ):
         with pytest.raises(NotImplementedError, match="second derivatives in float64"):
             take()
     q, k, v = given()
+    with pytest.raises(NotImplementedError, match="forward mode of flex_attention inside of"):
+        jacfwd(jacfwd(f))(q)
     with pytest.raises(NotImplementedError, match="got a third"):
         grad(lambda q: torch.func.hessian(f)(q).sum())(q)
 

@@ -29,8 +29,8 @@ NO_DRAWN_RATES = (
 )
 NO_SECOND = (
     "saccade: flex_attention has second derivatives in float64 on the CPU only, by the "
-    "reference, got a backward pass through its backward pass; expected create_graph=False, or "
-    "query, key and value in float64 (outside of torch.compile)"
+    "reference, and not where calls are recorded; got a derivative of a derivative; "
+    "expected create_graph=False, or query, key and value in float64 outside of torch.compile"
 )
 NO_THIRD = "saccade: flex_attention has no third derivatives; expected create_graph=False"
 NO_SECOND_OF = "saccade: {} has no second derivatives; expected create_graph=False"

@@ -29,6 +29,10 @@ NO_THIRD = (
     "saccade: flex_attention has first and second derivatives, got a third, expected at most "
     "two of grad, jvp, jacfwd and jacrev around each other"
 )
+NO_TANGENT_OF_TANGENT = (
+    "saccade: got forward mode of flex_attention inside of forward mode (jvp, jacfwd), "
+    "expected grad, vjp or jacrev for one of the two, in float64 on the CPU"
+)
 
 
 class _Spec(NamedTuple):
@@ -341,11 +345,25 @@ class Tangent(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        pass
+        ctx.spec = inputs[0]
+        ctx.save_for_backward(*inputs[2:])
 
     @staticmethod
-    def backward(ctx, *_):
-        raise NotImplementedError(NO_SECOND)
+    def backward(ctx, d_out, d_lse):
+        half, needs = len(ctx.saved_tensors) // 2, ctx.needs_input_grad[2:]
+        given, rates = ctx.saved_tensors[:half], ctx.saved_tensors[half:]
+        made, of_rates = (None,) * half, (None,) * half
+        if True in needs[:half]:
+            wants = tuple(needs[3:half])
+            made = Second.apply(ctx.spec, wants, d_out, d_lse, *given, *rates)[2:]
+        if True in needs[half:]:  # in which the tangents are linear
+            saved = *given[:3], *Forward.apply(ctx.spec, *given), *given[3:]
+            of_rates = Backward.apply(ctx.spec, tuple(needs[half:]), d_out, d_lse, *saved)
+        return None, None, *[t if w else None for t, w in zip((*made, *of_rates), needs)]
+
+    @staticmethod
+    def jvp(ctx, *_):
+        raise NotImplementedError(NO_TANGENT_OF_TANGENT)
 
     @staticmethod
     def vmap(info, dims, spec, moves, *both):
