@@ -185,8 +185,12 @@ def test_mistakes():
     q, k, v = inputs()
     with pytest.raises(ValueError, match="dropout_p: got 1.5"):
         st.flex_attention(q, k, v, dropout_p=1.5)
-    with pytest.raises(NotImplementedError, match="outside of them"):
+    with pytest.raises(NotImplementedError, match="inside of a transform of torch.func"):
         torch.vmap(lambda q: st.flex_attention(q, q, q, dropout_p=0.1))(torch.stack([q, q]))
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(q.detach(), q.detach())
+        with pytest.raises(NotImplementedError, match=r"forward mode \(torch.autograd"):
+            st.flex_attention(dual, q, q, dropout_p=0.1)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -271,13 +271,13 @@ def check_call(q, k, v, enable_gqa):
     check_shapes(q, k, v, enable_gqa)
 
 
-def check_dropout(rate, is_elsewhere):
+def check_dropout(rate, inside):
+    """inside: what is active that can't draw weights, in words, if anything."""
     if not isinstance(rate, (int, float)) or not 0 <= rate <= 1:
         raise _bad(f"dropout_p: got {brief(rate)}, expected a number from 0 to 1")
-    if is_elsewhere:
+    if inside:
         raise NotImplementedError(
-            "dropout_p: got one in torch.func or context_parallel, expected a call outside of "
-            "them"
+            f"dropout_p: got one inside of {inside}, expected a call outside of it"
         )
 
 

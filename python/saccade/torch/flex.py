@@ -164,11 +164,7 @@ def flex_attention(
     if type(dropout_p) is not float:
         check_dropout(dropout_p, False)
     if dropout_p:
-        check_dropout(
-            dropout_p,
-            active.parallel is not None
-            or (not torch.compiler.is_dynamo_compiling() and _has_rates()),
-        )
+        check_dropout(dropout_p, _without_dropout())
     if sinks is not None:
         check_sinks(sinks, query)
         return _with_sinks(
@@ -228,9 +224,16 @@ def _profiled(call, *given, **options):
 _is_transformed = torch._C._are_functorch_transforms_active
 
 
-def _has_rates():
-    """Whether a transform of torch.func, or forward mode, is on."""
-    return _is_transformed() or forward_ad._current_level >= 0
+def _without_dropout():
+    """What is active that drops no weights, in words; "" for nothing."""
+    if active.parallel is not None:
+        return "context_parallel"
+    if torch.compiler.is_dynamo_compiling():
+        return ""
+    if _is_transformed():
+        return "a transform of torch.func"
+    is_forward = forward_ad._current_level >= 0
+    return "forward mode (torch.autograd.forward_ad)" if is_forward else ""
 
 
 def _with_sinks(sinks, wanted, return_lse, return_aux, given, options):
