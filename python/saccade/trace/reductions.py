@@ -80,10 +80,11 @@ def _invert(t, x, wanted):
 
 
 def _einsum(t, equation, *rows):
-    inputs, _, output = equation.replace(" ", "").partition("->")
+    """Dots stand for the dimensions that have an index already, and so for none."""
+    inputs, _, output = equation.replace(" ", "").replace("...", "").partition("->")
     if output or len(rows) != 2 or len(set(inputs.split(","))) != 1 or len(inputs) != 3:
         fail(f"got einsum {equation!r}, expected the sum of two rows: 'd,d->'")
-    return _dot(t, *rows)
+    return _dot(t, *[vector_of(t, x) for x in rows])
 
 
 class _Extreme:
