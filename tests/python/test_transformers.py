@@ -50,6 +50,23 @@ def test_decoder():
     torch.testing.assert_close(a.logits[keep], b.logits[keep], rtol=1e-4, atol=1e-4)
 
 
+def test_weights_that_are_not_kept(monkeypatch):
+    """output_attentions gives none, as of "sdpa", and is told so once."""
+    from transformers.utils import logging
+
+    told = []
+    logger = logging.get_logger("transformers.saccade.torch.transformers")
+    monkeypatch.setattr(logger, "warning", lambda text, *_, **__: told.append(text))
+    type(logger).warning_once.cache_clear()
+    ids = torch.randint(0, 97, (1, 9))
+    config = small_llama()
+    model = transformers.LlamaForCausalLM._from_config(config, attn_implementation="saccade")
+    for _ in range(2):
+        with torch.no_grad():
+            assert not model(ids, output_attentions=True).attentions
+    assert len(told) == 1 and "output_attentions=True" in told[0] and "eager" in told[0]
+
+
 def test_generation():
     config = small_llama(
         bos_token_id=1,

@@ -58,6 +58,18 @@ def _mask(
     return create_block_mask(moved, batch_size, None, q_length, kv_length, device=device)
 
 
+_NO_WEIGHTS = (
+    "saccade: got output_attentions=True, which gives no attention weights as none are kept, "
+    'expected attn_implementation="eager" for them'
+)
+
+
+def _logger():
+    from transformers.utils import logging
+
+    return logging.get_logger("transformers." + __name__)  # with its verbosity
+
+
 def _attention(
     module,
     query,
@@ -70,9 +82,12 @@ def _attention(
     s_aux=None,
     position_bias=None,
     is_causal=None,
+    output_attentions=False,
     **_,
 ):
     """transformers' attention interface; query [B, H, Q, D] -> [B, Q, H, D]."""
+    if output_attentions:
+        _logger().warning_once(_NO_WEIGHTS)
     dense = attention_mask if torch.is_tensor(attention_mask) else None
     block_mask = attention_mask if isinstance(attention_mask, BlockMask) else None
     if (
