@@ -149,6 +149,7 @@ SIZES = {  # what a mod reads of captured tensors while it runs
     "size": lambda q, t: (lambda s, b, h, i, j: s + t[h, i - j + t.size(1) // 2], None),
     "len": lambda q, t: (lambda s, b, h, i, j: s + t[h, i - j + len(t[0]) // 2], None),
     "float": lambda q, t: (lambda s, b, h, i, j: s * (1.0 / q.shape[2]) + i / t.size(1), None),
+    "row": lambda q, t: (lambda s, b, h, i, j: s + i / t[h].size(0) + t[h - 1].shape[0], None),
     "mask": lambda q, t: (None, lambda b, h, i, j: q.shape[2] // 2 - i > -j),
 }
 

@@ -45,8 +45,27 @@ class Rows(TensorSymbol):
 
     @property
     def shape(self):
-        self.tracer.fix_sizes()
+        return torch.Size([self._size(d) for d in self.left])
+
+    @property
+    def sizes(self):
+        """The shape as it is now, which the text is to hold."""
+        for d in self.left:
+            self._hold_size(d)
         return torch.Size([len(self.places[d]) for d in self.left])
+
+    def _size(self, d: int):
+        """How many entries a dimension has: a number of the graph's where it takes any."""
+        entries, size = self.places[d], self.tensor.shape[d]
+        if isinstance(size, torch.SymInt) and entries == range(size):
+            self.tracer.uses_shapes = True
+            return size
+        self._hold_size(d)
+        return len(entries)
+
+    def _hold_size(self, d: int) -> None:
+        self.tracer.uses_shapes = True
+        self.tracer.is_fixed |= isinstance(self.tensor.shape[d], torch.SymInt)
 
     ndim = property(lambda self: len(self.left))
     dtype = property(lambda self: self.tensor.dtype)
@@ -55,25 +74,25 @@ class Rows(TensorSymbol):
         return Rows(self.tracer, self.tensor, self.places, True)
 
     def __len__(self):
-        return self.shape[0]
+        return self.sizes[0]
 
     def __iter__(self):
         return iter(unbind(self.tracer, self))
 
     def elements(self) -> "Vector":
-        if self.ndim != 1 or self.shape[0] > MAX_VECTOR:
+        if self.ndim != 1 or self.sizes[0] > MAX_VECTOR:
             of = of_name(self.tensor)
             if self.ndim == len(self.places):
                 fail(
-                    f"got a whole captured tensor{of} of shape {tuple(self.shape)}, expected "
+                    f"got a whole captured tensor{of} of shape {tuple(self.sizes)}, expected "
                     "one element: index it with b, h, q_idx or kv_idx"
                 )
             of = f" of{of}" if of else ""
             fail(
-                f"got a captured slice{of} of shape {tuple(self.shape)}, expected one element "
+                f"got a captured slice{of} of shape {tuple(self.sizes)}, expected one element "
                 f"or a row of at most {MAX_VECTOR}"
             )
-        return Vector(self.tracer, [self.at((i,)) for i in range(self.shape[0])])
+        return Vector(self.tracer, [self.at((i,)) for i in range(self.sizes[0])])
 
     def at(self, index: tuple):
         """The element, or the rows, at an index of integers, symbols and slices."""
@@ -100,20 +119,12 @@ class Rows(TensorSymbol):
             )
         return index[:n] + (slice(None),) * missing + index[n + len(dots) :]
 
-    def _length(self, d: int) -> str:
-        """How many entries a dimension has: a captured number where a graph takes any."""
-        entries, size = self.places[d], self.tensor.shape[d]
-        if isinstance(size, torch.SymInt) and entries == range(size):
-            return self.tracer.value(size).name
-        self.tracer.fix_sizes()
-        return str(len(entries))
-
     def _place(self, d: int, index):
         t, entries = self.tracer, self.places[d]
         if isinstance(index, slice):
             if index.start is index.stop is index.step is None:
                 return entries
-            t.fix_sizes()
+            self._hold_size(d)
             if index.step is not None and index.step < 1:
                 fail(f"got a slice of step {index.step}, expected 1 or more")
             return entries[index]
@@ -122,7 +133,7 @@ class Rows(TensorSymbol):
             if x.kind == "bool" or x.kind == "float":
                 fail(f"got a {x.kind} as an index, expected int: convert it with .int()")
             if not x.nonneg and x.name not in ("q", "kv"):  # positions are clamped
-                text = f"({x.name} < 0 ? {x.name} + {self._length(d)} : {x.name})"
+                text = f"({x.name} < 0 ? {x.name} + {t.value(self._size(d)).name} : {x.name})"
                 x = t.local(text, "int")
             if entries.start != 0 or entries.step != 1:
                 x = t.local(f"({entries.start} + {entries.step} * {x.name})", "int")
@@ -136,7 +147,7 @@ class Rows(TensorSymbol):
                     f"{tuple(self.tensor.shape)}"
                 )
             if index < 0:
-                t.fix_sizes()
+                self._hold_size(d)
             return str(entries[index])
         fail(
             f"got {words_of(index)} as an index, expected b, h, q_idx, kv_idx or an integer "
@@ -155,7 +166,7 @@ class Vector(TensorSymbol):
     def __init__(self, tracer, items):
         self.tracer, self.items = tracer, items
 
-    shape = property(lambda self: torch.Size((len(self.items),)))
+    shape = sizes = property(lambda self: torch.Size((len(self.items),)))
 
     @property
     def dtype(self):
@@ -288,9 +299,9 @@ def _before(dim: int, rank: int) -> tuple:
 def unbind(t, x, dim=0):
     x = _part_of(t, x)
     lead = _before(dim, x.ndim)
-    if x.shape[dim] > MAX_VECTOR:
-        fail(f"got {x.shape[dim]} entries of a captured tensor, expected {MAX_VECTOR} at most")
-    return tuple(index_of(t, x, (*lead, k)) for k in range(x.shape[dim]))
+    if x.sizes[dim] > MAX_VECTOR:
+        fail(f"got {x.sizes[dim]} entries of a captured tensor, expected {MAX_VECTOR} at most")
+    return tuple(index_of(t, x, (*lead, k)) for k in range(x.sizes[dim]))
 
 
 def _narrow(t, x, dim, start, length):
@@ -301,7 +312,7 @@ def _narrow(t, x, dim, start, length):
 def _split(t, x, split_size_or_sections=None, dim=0, split_size=None):
     x = _part_of(t, x)
     _before(dim, x.ndim)
-    n, sizes = x.shape[dim], split_size_or_sections or split_size
+    n, sizes = x.sizes[dim], split_size_or_sections or split_size
     if isinstance(sizes, int):
         sizes = [min(sizes, n - at) for at in range(0, n, sizes)]
     if sum(sizes) != n:
@@ -313,7 +324,7 @@ def _split(t, x, split_size_or_sections=None, dim=0, split_size=None):
 def _chunk(t, x, chunks, dim=0):
     x = _part_of(t, x)
     _before(dim, x.ndim)
-    return _split(t, x, max(1, -(-x.shape[dim] // chunks)), dim)
+    return _split(t, x, max(1, -(-x.sizes[dim] // chunks)), dim)
 
 
 def _joined(plain):

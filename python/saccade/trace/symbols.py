@@ -5,6 +5,8 @@ Operators and torch functions on a symbol are handed to its tracer, which writes
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from .dtypes import DEFAULT_DTYPE
@@ -190,7 +192,7 @@ class TensorSymbol(Symbol, torch.Tensor):
         return self.ndim
 
     def numel(self):
-        return self.shape.numel()
+        return math.prod(self.shape)
 
     ndimension, nelement = dim, numel
 
@@ -226,7 +228,7 @@ class Traced(TensorSymbol):
         self.tracer, self.name, self.kind = tracer, name, kind
         self.nonneg, self.constant, self.dtype_name = nonneg, constant, dtype
 
-    shape = property(lambda self: torch.Size(()))
+    shape = sizes = property(lambda self: torch.Size(()))
     T = mT = H = mH = real = property(lambda self: self)
 
     @property
