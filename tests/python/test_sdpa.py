@@ -5,12 +5,24 @@ import pytest
 torch = pytest.importorskip("torch")
 import torch.nn.functional as F  # noqa: E402
 
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left  # noqa: E402
+
 from saccade.torch import scaled_dot_product_attention  # noqa: E402
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 theirs = F.scaled_dot_product_attention
 B, H, L, S, D = 2, 4, 20, 30, 16
 MASKS = [(L, S), (1, S), (B, 1, 1, S), (H, L, S), (B, H, L, S), (1, H, L, S), (B, 1, L, S)]
+
+
+class Meaning(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+class Plain(torch.Tensor):
+    pass
 
 
 def tensors(*shapes, device="cpu"):
@@ -36,6 +48,25 @@ def agree(inputs, mask=None, **options):
     ours, wanted = both(inputs, mask, **options)
     for a, b in zip(ours, wanted):
         assert a.shape == b.shape
+        torch.testing.assert_close(a, b, atol=3e-5, rtol=3e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("rows, keys", [(16, 16), (L, S), (1, S), (S, L)])
+@pytest.mark.parametrize("bias", [causal_upper_left, causal_lower_right])
+def test_causal_biases_of_torch(bias, rows, keys, device):
+    inputs = tensors((B, H, rows, D), (B, H, keys, D), (B, H, keys, 8), device=device)
+    made = bias(rows, keys)
+    lower = keys - rows if bias is causal_lower_right else 0
+    dense = torch.ones(rows, keys, dtype=torch.bool, device=device).tril(lower)
+    q, k, v = (t.clone().requires_grad_() for t in inputs)
+    out = scaled_dot_product_attention(q, k, v, made)
+    alive = dense.any(1)
+    wanted = theirs(q, k, v, dense)[:, :, alive]
+    torch.testing.assert_close(out[:, :, alive], wanted, atol=3e-5, rtol=3e-5)
+    assert not out[:, :, ~alive].any()
+    found = torch.autograd.grad(out.square().sum(), (q, k, v))
+    for a, b in zip(found, torch.autograd.grad(wanted.square().sum(), (q, k, v))):
         torch.testing.assert_close(a, b, atol=3e-5, rtol=3e-5)
 
 
@@ -66,6 +97,14 @@ def test_leading_dimensions(query, key):
     agree(inputs)
     agree(inputs, is_causal=True)
     agree(inputs, *tensors((L, S)), scale=0.3)
+
+
+def test_masks_of_subclasses_with_memory():
+    q, k, v = tensors((B, H, L, D), (B, H, S, D), (B, H, S, D))
+    (mask,) = tensors((L, S))
+    for made in (mask.as_subclass(Plain), torch.nn.Parameter(mask)):
+        found = scaled_dot_product_attention(q, k, v, made)
+        torch.testing.assert_close(found, theirs(q, k, v, mask))
 
 
 def test_masks_of_several_batches():
@@ -126,6 +165,8 @@ def test_in_a_full_graph():
     q, k, v = tensors((B, H, L, D), (B, H, S, D), (B, H, S, D))
     (mask,) = tensors((B, 1, 1, S))
     compiled = torch.compile(scaled_dot_product_attention, fullgraph=True, backend="aot_eager")
+    bias = causal_lower_right(L, S)
+    torch.testing.assert_close(compiled(q, k, v, bias), theirs(q, k, v, bias))
     torch.testing.assert_close(compiled(q, k, v, mask), theirs(q, k, v, mask))
     torch.testing.assert_close(
         compiled(q, k, v, is_causal=True), theirs(q, k, v, is_causal=True)
@@ -140,6 +181,21 @@ def test_in_a_full_graph():
         ({"attn_mask": torch.zeros(L, S), "is_causal": True}, ValueError, "got True beside"),
         ({"attn_mask": torch.zeros(L, S, dtype=torch.int32)}, ValueError, "got torch.int32"),
         ({"attn_mask": "causal"}, TypeError, "attn_mask: got 'causal', expected a tensor"),
+        (
+            {"attn_mask": causal_lower_right(1, S)},
+            ValueError,
+            "got a causal bias of 1 queries and 30 keys, expected 20 and 30",
+        ),
+        (
+            {"attn_mask": causal_upper_left(L, S), "is_causal": True},
+            ValueError,
+            "got True beside",
+        ),
+        (
+            {"attn_mask": torch.zeros(L, S).as_subclass(Meaning)},
+            TypeError,
+            "got a Meaning, whose __torch_function__ says what it means, expected",
+        ),
         ({"query": 1}, TypeError, "query: got 1, expected a tensor"),
         ({"query": torch.zeros(D)}, ValueError, r"query: got shape \[16\]"),
         ({"key": torch.zeros(B, 3, S, D)}, ValueError, "leading dimensions"),

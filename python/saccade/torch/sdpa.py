@@ -6,7 +6,9 @@ import itertools
 from typing import Optional, Sequence
 
 import torch
+from torch.nn.attention.bias import CausalBias, CausalVariant
 
+from ..trace.errors import words_of
 from .checks import brief
 from .flex import flex_attention
 from .mods import AnyMod, score
@@ -31,7 +33,8 @@ def scaled_dot_product_attention(
     query [..., Hq, L, E], key [..., Hkv, S, E], value [..., Hkv, S, Ev], one dtype (f32, f16,
     bf16; f64 on the CPU) and device, 2 dimensions and more; leading ones are broadcast.
     Returns [..., Hq, L, Ev]. attn_mask: broadcast to [..., Hq, L, S] without being copied,
-    bool (True is live) or floats that are added to the scores; floats are differentiable.
+    bool (True is live) or floats that are added to the scores; floats are differentiable; or
+    causal_upper_left and causal_lower_right of torch.nn.attention.bias, of L and S.
     is_causal: query i sees keys 0 to i; not beside attn_mask. scale: default 1/sqrt(E).
     dropout_p: as in flex_attention, in every mode. enable_gqa: Hq may be a multiple of Hkv.
     A row that sees no key is zeros. A mask that follows from positions is faster as block_mask
@@ -46,13 +49,17 @@ def scaled_dot_product_attention(
         raise ValueError("is_causal: got True beside attn_mask, expected one of them")
     lead = _leading(query, key, value, enable_gqa)
     q, k, v = (_in_four(t, lead, enable_gqa) for t in (query, key, value))
-    mod = None if attn_mask is None else _mod(attn_mask, lead, q, k)
+    mod, mask = None, "causal()" if is_causal else None
+    if isinstance(attn_mask, CausalBias):
+        mask = _causal(attn_mask, q.shape[2], k.shape[2])
+    elif attn_mask is not None:
+        mod = _mod(attn_mask, lead, q, k)
     out: torch.Tensor = flex_attention(
         q,
         k,
         v,
         mod,
-        "causal()" if is_causal else None,
+        mask,
         scale,
         enable_gqa,
         dropout_p=dropout_p,
@@ -100,8 +107,35 @@ def _four(t):
     return t.flatten(0, -4)
 
 
+def _causal(bias, L, S) -> str:
+    """What torch.nn.attention.bias has: a tensor of uninitialised memory with a meaning."""
+    made_for = bias.seq_len_q, bias.seq_len_kv
+    if made_for != (L, S):
+        raise ValueError(
+            f"attn_mask: got a causal bias of {made_for[0]} queries and {made_for[1]} keys, "
+            f"expected {L} and {S}"
+        )
+    is_lower = bias.variant == CausalVariant.LOWER_RIGHT
+    return f"kv - q <= {S - L}" if is_lower and S != L else "causal()"
+
+
+def _check_own_meaning(mask):
+    """Raises for a class with a __torch_function__ of its own, which torch would ask what
+    attention with such a mask is."""
+    own = type(mask).__torch_function__
+    inherited = torch.Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
+    is_plain = own is torch._C._disabled_torch_function_impl
+    if not is_plain and getattr(own, "__func__", None) is not inherited:
+        raise TypeError(
+            f"attn_mask: got {words_of(mask)}, whose __torch_function__ says what it means, "
+            "expected a plain tensor (mask.as_subclass(torch.Tensor))"
+        )
+
+
 def _mod(mask, lead, q, k) -> AnyMod:
     _check_tensor("attn_mask", mask)
+    if type(mask) is not torch.Tensor and not torch.compiler.is_dynamo_compiling():
+        _check_own_meaning(mask)
     is_bool = mask.dtype is torch.bool
     if not is_bool and not mask.dtype.is_floating_point:
         raise ValueError(f"attn_mask: got {mask.dtype}, expected torch.bool or floats")
