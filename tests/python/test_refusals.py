@@ -1,10 +1,13 @@
 """Wrong arguments of the public functions: one clear line each, by their names."""
 
 import inspect
+import warnings
 
 import pytest
 
 torch = pytest.importorskip("torch")
+
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # noqa: E402
 
 import saccade.torch as st  # noqa: E402
 
@@ -98,6 +101,48 @@ def test_rows_that_are_not_tensors():
         if x is not int:
             refused(st.check, "query", kinds, query=x, key=Q)
             refused(st.quantize, "x", kinds, x=x)
+
+
+def without_memory():
+    from torch.masked import masked_tensor
+    from torch.nn.attention.bias import causal_upper_left
+
+    with FakeTensorMode():
+        fake = torch.zeros(8, 8)
+    emptied = torch.zeros(8, 8)
+    emptied.untyped_storage().resize_(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        masked = masked_tensor(torch.zeros(8, 8), torch.ones(8, 8, dtype=torch.bool))
+        rows = torch.eye(8).to_sparse_csr()
+    memory = "has no memory of its own"
+    return [(fake, memory), (masked, memory), (causal_upper_left(8, 8), memory),
+            (emptied, "whose storage was resized to 0"), (rows, "layout"),
+            (torch.eye(8).to_sparse(), "layout")]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", OF_ALL)
+def test_captures_without_memory(name):
+    key = "score_mod" if name in ("flex_attention", "explain") else "score"
+    for bad, text in without_memory():
+        mods = [st.score("score + bias[q, kv]", bias=bad)]
+        if isinstance(bad, FakeTensor) or type(bad) is torch.Tensor:
+            mods.append(reads(bad))
+        for mod in mods:
+            said = refused(CALLS[name], "bias: got", **{key: mod})
+            assert text in said, said
+
+
+def reads(bias):
+    return lambda s, b, h, q, kv: s + bias[q, kv]
+
+
+def test_rows_without_memory():
+    emptied = torch.zeros(8, 2, 16)
+    emptied.untyped_storage().resize_(0)
+    with pytest.raises(TypeError, match="query: got a tensor of shape .* resized to 0"):
+        st.varlen_attention(emptied, PACKED, PACKED, STARTS)
 
 
 def test_numbers_of_caches():

@@ -8,8 +8,9 @@ import torch
 
 from .batched import gradients_of_each, is_batched
 from .calls import FakeCall
-from .checks import NO_SECOND, NO_THIRD, NO_VMAP
+from .checks import NO_SECOND, NO_THIRD
 from .gradients import gradients, second
+from .memory import NO_VMAP
 from .mods import place
 from .once import last
 from .warm import extension

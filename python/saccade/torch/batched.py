@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import torch
 
-_BATCHED = torch._C._parse_dispatch_key("Batched")  # of torch.autograd's own vmap
+from .memory import is_batched_by_autograd as _is_old
+
 _NO_SECOND = (
     "saccade: got a backward pass through batched gradients (is_grads_batched, "
     "vectorize=True), expected create_graph=False, or torch.func.jacrev and hessian"
@@ -15,12 +16,6 @@ _NO_SECOND = (
 def is_batched(*tensors) -> bool:
     """Whether one of these stands for many."""
     return torch._C._are_functorch_transforms_active() or any(map(_is_old, tensors))
-
-
-def _is_old(t):
-    if t is None:
-        return False
-    return torch._C._dispatch_keys(t).has(_BATCHED)
 
 
 def gradients_of_each(run, needs, d_out, d_lse, saved):

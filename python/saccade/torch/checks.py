@@ -14,13 +14,8 @@ import torch
 from ..c import objects
 from ..c.abi import BadValue
 from ..trace.errors import words_of
+from .memory import check_memory
 from .mods import in_names_of
-
-
-NO_VMAP = (
-    "saccade: got tensors inside a torch.func transform (vmap, grad, jvp), expected plain "
-    "ones; a mapped dimension folds into batch or heads (query.flatten(0, 1))"
-)
 
 
 NO_DRAWN_RATES = (
@@ -225,6 +220,7 @@ def check_rows(name, t, rank):
     elif t.dim() != rank or t.stride(-1) != 1:
         got = f"rank {t.dim()} of strides {t.stride()}"
     else:
+        check_memory(name, t)
         return
     wanted = f"a tensor of rank {rank} with contiguous rows"
     raise ValueError(f"{name}: got {got}, expected {wanted}")
@@ -390,23 +386,3 @@ def check_mask_heads(B, H, q):
             f"block_mask: got batch {B} and {H} heads, expected {q.shape[0]} or more, or 1, "
             f"and {q.shape[1]} or more, or 1"
         )
-
-
-def refuse_wrapped(*tensors):
-    """Says which kind of tensor it is that has no memory."""
-    is_wrapped = getattr(torch._C._functorch, "is_functorch_wrapped_tensor", lambda t: False)
-    for t in tensors:
-        if is_wrapped(t):
-            raise NotImplementedError(NO_VMAP) from None
-        if type(t) not in (torch.Tensor, torch.nn.Parameter) and not _has_memory(t):
-            raise TypeError(
-                f"saccade: got {words_of(t)}, which has no memory of its own, expected "
-                "a plain tensor"
-            ) from None
-
-
-def _has_memory(t):
-    try:
-        return t.data_ptr() != 0
-    except RuntimeError:
-        return False

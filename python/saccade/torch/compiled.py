@@ -24,7 +24,6 @@ from .block_mask import BlockMask, noop_mask
 from .calls import autocast, decoded, new_call, output_like, stats_dtype
 from .checks import (
     INVARIANCE,
-    NO_VMAP,
     backend_of,
     check_call,
     check_layout,
@@ -38,6 +37,7 @@ from .entries import run
 from .gradients import gradient_like, gradients
 from .graph_masks import of_number, stands_for
 from .masks import block_mask_of, mask_or_mod
+from .memory import NO_VMAP
 from .mod_arguments import OPERANDS, ModArguments, Operands
 from .mods import AnyMod, Resolved, place, text_of, untraced
 from .recording import fake_mode, is_traced

@@ -29,10 +29,10 @@ from .checks import (
     check_layout,
     check_shapes,
     mask_of_call,
-    refuse_wrapped,
 )
 from .masks import block_mask_of, mask_or_mod
 from .mask_slices import noop_mask
+from .memory import refuse_wrapped
 from .mods import AnyMod, Resolved, as_tensor, in_names_of
 from .no_rows import of_no_rows
 from .watch import Watch, held_at, identity, layout, owners

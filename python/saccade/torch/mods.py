@@ -15,6 +15,7 @@ import torch
 from ..c import abi, objects
 from ..trace import closures, symbols
 from ..trace.errors import words_of
+from .memory import check_memory
 
 _DTYPES = {
     torch.bool: "bool",
@@ -279,6 +280,8 @@ def place(t, device, is_flat=False, name="a capture"):
         raise TypeError(f"{name}: got a tensor of layout {t.layout}, expected to_dense() of it")
     if t.is_meta and device != "meta":
         raise TypeError(f"{name}: got a tensor on meta, which has no values, expected {device}")
+    if device != "meta":
+        check_memory(name, t)
     t = t.detach().resolve_neg()
     if is_flat and t.is_cuda and t.dim() == 0:
         t = t.view(1)

@@ -112,7 +112,7 @@ def layout(mod):
                 key += kind, x
             else:
                 return None, ()
-    except ValueError:  # a cell that is empty
+    except (ValueError, RuntimeError):  # a cell that is empty, a tensor without strides
         return None, ()
     return (None if not is_text and mod.__dict__ else tuple(key)), tuple(numbers)
 
