@@ -87,6 +87,39 @@ def test_bad_calls():
         prefix.attention(q[0], k, v)
 
 
+@pytest.mark.parametrize(
+    "mask",
+    ["kv < KV", "q - kv < 200", lambda b, h, q, kv: q + 1 > kv, "q >= kv && kv + h < 200"],
+)
+def test_masks_that_leave_what_is_shared(mask):
+    prefix, qkv, paged = case([3, 1], [48, 0], 2, 16, 4)
+    found = prefix.attention(*qkv, mask)
+    torch.testing.assert_close(found, st.cached_attention(*qkv, mask, **paged))
+
+
+def test_masks_that_hide_what_is_shared():
+    prefix, qkv, paged = case([3, 1], [48, 0], 2, 16, 4)
+    far = torch.tensor([200, 200, 20, 0])
+    for mask, sequence, key in (
+        (st.mask("last_keys(n)", n=20), 0, 0),
+        ("q - kv < 40", 0, 0),
+        ("kv != 17", 0, 16),
+        ("h < 3 || kv < 32", 0, 32),
+        (st.mask("q - kv < far[b]", far=far), 2, 0),
+        (lambda b, h, q, kv: q - kv < far[b], 2, 0),
+    ):
+        text = f"mask: got one that hides keys of sequence {sequence} from {key} on, .* the 48"
+        with pytest.raises(ValueError, match=text):
+            prefix.attention(*qkv, mask)
+    far[2] = 200
+    st.SharedPrefix.attention(prefix, *qkv, st.mask("q - kv < far[b]", far=far))
+    short = st.SharedPrefix(paged["block_table"][:1], torch.tensor([48]).int(),
+                            torch.tensor([0, 1]).int(), torch.tensor([48]).int(), page=16,
+                            rows=2, max_shared=48)  # fmt: skip
+    with pytest.raises(ValueError, match="mask: .* sequence 0 from 47 on"):
+        short.attention(qkv[0][:1], *qkv[1:])
+
+
 def test_codes_and_the_largest_score():
     prefix, (q, k, v), paged = case([3], [32], 2, 16, 4)
     (k, ks), (v, vs) = (st.quantize(x, "i8") for x in (k, v))

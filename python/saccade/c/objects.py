@@ -369,8 +369,9 @@ _LONG = 1 << 20  # positions, which might take longer than a look at signals
 
 
 def block_mask_create(
-    mod: Mod, views, sizes, block_q, block_kv, keep, context=None, budget=0
+    mod: Mod, views, sizes, block_q, block_kv, keep, context=None, budget=0, positions=None
 ) -> BlockMaskHandle:
+    """positions: abi.Positions, or None."""
     array = bindings(mod.names, views)
     o = abi.BlockMaskOptions(block_q=block_q, block_kv=block_kv, evaluation_budget=budget)
     B, H, _, Q, KV, *_ = sizes
@@ -381,7 +382,7 @@ def block_mask_create(
             context,
             mod.handle,
             C.byref(abi.Sizes(*sizes)),
-            None,
+            None if positions is None else C.byref(positions),
             array,
             len(mod.names),
             C.byref(o),

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes as C
 from typing import Any, Optional
 
 import torch
 
+from ..c import abi, objects
 from .checks import check_numbers, check_plain, count_of
 from .flex import MaskMod, ScoreMod
 from .graph_breaks import out_of_graphs
-from .serving import cached_attention
+from .mask_objects import own_dimensions
+from .mods import Resolved, view
+from .serving import cached_attention, is_causal_text, resolved
 
 
 class SharedPrefix:
@@ -64,8 +68,10 @@ class SharedPrefix:
 
         Shared keys are one run, in which the queries of a group are rows of one sequence; what
         follows them is another; both in float32, merged by lse (saccade_prefix in C). mask is
-        not evaluated over shared keys: every query must see all of them. score may read neither
-        b nor q. The others are those of cached_attention, and so is what returns.
+        not evaluated over shared keys: every query must see all of them. On the CPU a mask
+        that hides one is a ValueError; on a GPU nothing looks, and the result would be that of
+        a mask that hides none. score may read neither b nor q. The others are those of
+        cached_attention, and so is what returns.
         """
         for name, t in (("query", query), ("key", key)):
             check_plain(name, t)
@@ -77,6 +83,8 @@ class SharedPrefix:
                 f"query: got {B} sequences of {Q} rows, pages of {key.shape[2]}, expected "
                 f"{self.B} of {self.rows}, pages of {self.page}"
             )
+        if mask is not None and query.device.type == "cpu":
+            self._check_seen(mask, query.shape[1], key.shape[1])
         if Q > 1:  # rows of all sequences at one stride
             query = query.transpose(1, 2).contiguous().transpose(1, 2)
         return cached_attention(
@@ -85,6 +93,55 @@ class SharedPrefix:
             prefix=self.shared, return_lse=return_lse, return_max=return_max,
             kernel_options=kernel_options,
         )  # fmt: skip
+
+    def _check_seen(self, mask, H, Hkv):
+        """Raises where the mask hides a shared key of a query. Tables that can't be are for the
+        library to refuse."""
+        groups, lengths, _ = self.shared
+        counts = groups.diff()
+        if groups[0] or int(counts.sum()) != self.B or bool((counts < 0).any()):
+            return
+        shared = lengths.repeat_interleave(counts)
+        first = self.lengths - self.rows
+        if self.lengths.shape != shared.shape or bool((self.lengths < shared).any()):
+            return
+        found = resolved(mask, "mask", "cpu")
+        if is_causal_text(found):
+            seen = torch.minimum(shared, (first + 1).clamp(min=0)).tolist()
+        else:
+            seen = self._seen(found, first, shared, (H, Hkv))
+        for b, (n, wanted) in enumerate(zip(seen, shared.tolist())):
+            if n < wanted:
+                raise ValueError(
+                    f"mask: got one that hides keys of sequence {b} from {n} on, expected "
+                    f"every query to see the {wanted} keys that its group shares"
+                )
+
+    def _seen(self, mask: Resolved, first, shared, heads) -> list[int]:
+        """With how many keys each sequence begins that all of its queries and heads see,
+        counted in pages, and no further than what is shared."""
+        first, lengths = first.contiguous(), self.lengths.contiguous()
+        q, n = (objects.c_tensor(view(t)) for t in (first, lengths))
+        positions = abi.Positions(q_offset=C.pointer(q), kv_len=C.pointer(n))
+        keys = self.table.shape[1] * self.page
+        made = objects.block_mask_create(
+            mask.bound, mask.views, (self.B, *heads, self.rows, keys, 1, 1), self.rows,
+            self.page, mask.tensors, positions=positions,
+        )  # fmt: skip
+        B, H = own_dimensions(made)
+        each = [min(_full(made.row(b, h, 0)) for h in range(H)) for b in range(B)]
+        pages = (shared // self.page).tolist()
+        return [min(each[b % B], n) * self.page for b, n in enumerate(pages)]
+
+
+def _full(runs) -> int:
+    """How many blocks from the first on are full in a row of blocks."""
+    n = 0
+    for first, count, is_full in zip(runs[::3], runs[1::3], runs[2::3]):
+        if first != n or not is_full:
+            break
+        n += count
+    return n
 
 
 def _check(table, lengths, groups, shared, most, page):

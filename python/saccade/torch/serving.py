@@ -294,7 +294,7 @@ def _of_text(text, kind, device):
     return Resolved(text, kind, device)
 
 
-def _resolved(mod, kind, device):
+def resolved(mod, kind, device):
     if not callable(mod) and not isinstance(mod, (str, AnyMod)):
         raise TypeError(f"{kind}: got {brief(mod)}, expected a callable, or text")
     if type(mod) is str:
@@ -302,10 +302,15 @@ def _resolved(mod, kind, device):
     return Resolved(mod, kind, device, is_signed=True)
 
 
+def is_causal_text(mask: Resolved) -> bool:
+    """Whether it is the causal mask, as far as its text tells at a glance."""
+    return mask.bound.text.replace(" ", "") in _CAUSAL
+
+
 def _mods(score, mask, q):
     """Both, ready to run where q lies; None for what is not given."""
     return [
-        None if m is None else _resolved(m, kind, q.device.type)
+        None if m is None else resolved(m, kind, q.device.type)
         for m, kind in ((score, "score"), (mask, "mask"))
     ]
 
@@ -445,9 +450,9 @@ class _Arguments:
 
     def is_causal(self, mask):
         """Whether this mask is; None where absent pages may be those of keys that it hides."""
-        text = mask.bound.text.replace(" ", "") if mask is not None else ""
-        is_known = text in ("", *_CAUSAL) and not self.is_moved and self.lengths is not None
-        return bool(text) if is_known and not self.args.prefix else None
+        is_known = mask is None or is_causal_text(mask)
+        is_known &= not self.is_moved and self.lengths is not None
+        return mask is not None if is_known and not self.args.prefix else None
 
     def check_tables(self, plan, pool, mask, rows):
         """Looks at what the tables on the host name. mask: what the queries see all keys by
