@@ -394,6 +394,10 @@ class ContextParallel:
         return found
 
     def __enter__(self) -> "ContextParallel":
+        if active.parallel not in (None, self):
+            raise RuntimeError(
+                "saccade: got a context_parallel inside of another, expected one at a time"
+            )
         self._before.append(active.parallel)
         active.parallel = self
         return self
