@@ -365,6 +365,114 @@ def test_batched_gradients(dtype, wants_lse):
     )
 
 
+def test_batched_second_derivatives():
+    """hessian(vectorize=True), and is_grads_batched around create_graph and before it."""
+    functional = torch.autograd.functional
+    q, k, v = given()
+    f = lambda q: attend(q, k, v).sin().sum()  # noqa: E731
+    want = torch.func.hessian(f)(q)
+    for way in ("reverse-mode", "forward-mode"):
+        found = functional.hessian(f, q, vectorize=True, outer_jacobian_strategy=way)
+        torch.testing.assert_close(found, want)
+    x = q.clone().requires_grad_()
+    (g,) = torch.autograd.grad(f(x), x, create_graph=True)
+    eye = torch.eye(g.numel(), dtype=g.dtype).view(-1, *g.shape)
+    (found,) = torch.autograd.grad(g, x, eye, is_grads_batched=True)
+    torch.testing.assert_close(found.view(want.shape), want)
+    (g,) = torch.autograd.grad(
+        attend(x, k, v), x, eye, is_grads_batched=True, create_graph=True
+    )
+    (found,) = torch.autograd.grad(g.sin().sum(), x)
+    jacobian = jacrev(lambda q: attend(q, k, v))
+    torch.testing.assert_close(found, grad(lambda q: jacobian(q).sin().sum())(q))
+
+
+def test_third_derivatives_of_batched_ones_are_refused():
+    q, k, v = given()
+    x = q.requires_grad_()
+    rows = torch.ones(2, *x.shape, dtype=x.dtype)
+    g = attend(x, k, v).sin().sum()
+    for _ in range(2):
+        given_rows = rows if g.dim() else None
+        options = dict(is_grads_batched=True) if g.dim() else {}
+        (g,) = torch.autograd.grad(g, x, given_rows, create_graph=True, **options)
+    with pytest.raises(NotImplementedError, match="no third derivatives"):
+        torch.autograd.grad(g.sum(), x)
+    (g,) = torch.autograd.grad(attend(x, k, v).sum(), x, create_graph=True)
+    with pytest.raises(NotImplementedError, match="batched by torch.func.vmap, expected"):
+        vmap(lambda r: torch.autograd.grad(g, x, r, retain_graph=True))(rows)
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float64))
+def test_batched_rates(dtype):
+    q, k, v = given(dtype=dtype)
+    f = lambda q: attend(q, k, v)  # noqa: E731
+    found = torch.autograd.functional.jacobian(f, q, vectorize=True, strategy="forward-mode")
+    torch.testing.assert_close(found, jacfwd(f)(q))
+
+
+def test_masks_of_what_vmap_maps():
+    """Made inside of the mapped function, of callables and of text, and dense."""
+    q, k, v = given(dtype=torch.float32)
+    live = torch.rand(3, N) > 0.3
+    live[:, 0] = True
+
+    def by_callable(m):
+        return lambda b, h, i, j: m[j]
+
+    def by_text(m):
+        return st.mask("m[kv]", m=m)
+
+    for made in (by_callable, by_text):
+        block = lambda m: st.create_block_mask(made(m), None, None, N, N)  # noqa: B023, E731
+        one = lambda m: st.flex_attention(q, k, v, None, block(m))  # noqa: B023, E731
+        torch.testing.assert_close(vmap(one)(live), torch.stack([one(m) for m in live]))
+        with pytest.raises(NotImplementedError, match="inside a torch.func transform"):
+            vmap(lambda m: block(m).kv_indices)(live)  # noqa: B023
+    dense = lambda m: st.create_mask(by_callable(m), None, None, N, N, "cpu")  # noqa: E731
+    assert torch.equal(vmap(dense)(live), torch.stack([dense(m) for m in live]))
+
+
+PACKED = torch.randn(9, 2, 8)
+ENDS = torch.tensor([0, 4, 9], dtype=torch.int32)
+ROWS = torch.randn(1, 2, 9, 8)
+
+
+def varlen(x, score=None):
+    return st.varlen_attention(x, PACKED, PACKED, ENDS, score=score)
+
+
+def cached(x, score=None):
+    return st.cached_attention(x, ROWS, ROWS, score=score)
+
+
+@pytest.mark.parametrize("call, x", [(varlen, PACKED), (cached, ROWS)])
+def test_calls_of_serving_say_that_they_have_no_transforms(call, x):
+    w = torch.rand(9)
+    in_text = lambda w: call(x, st.score("score + w[kv]", w=w))  # noqa: E731
+    in_callable = lambda w: call(x, lambda s, b, h, q, kv: s + w[kv])  # noqa: E731
+    name = "varlen_attention" if call is varlen else "cached_attention"
+    text = f"got {name} inside of torch.func's transforms"
+    for take in (
+        lambda: vmap(call)(x[None]),
+        lambda: grad(lambda x: call(x).sum())(x),
+        lambda: jvp(call, (x,), (x,)),
+        lambda: vmap(in_text)(w[None]),
+        lambda: vmap(in_callable)(w[None]),
+    ):
+        with pytest.raises(NotImplementedError, match=text):
+            take()
+    plain = call(x)
+    assert torch.equal(vmap(lambda _: call(x))(w[:1])[0], plain)
+    for f, t in ((call, x), (in_text, w), (in_callable, w)):
+        for given_t in (t, t.clone().requires_grad_()):
+            with forward_ad.dual_level():
+                dual = forward_ad.make_dual(given_t, torch.ones_like(t))
+                with pytest.raises(NotImplementedError, match=f"got {name} of tensors with ta"):
+                    f(dual)
+                assert torch.equal(call(x), plain)
+
+
 def rates_of(f, slope):
     return lambda q, dq: jvp(f, (q, slope), (dq, slope * 3))
 

@@ -123,7 +123,7 @@ def test_gradcheck(name):
     def f(*_):
         return st.flex_attention(*x, ours, "q + 1 >= kv", return_lse=True)
 
-    assert torch.autograd.gradcheck(f, (*x, *floats))
+    assert torch.autograd.gradcheck(f, (*x, *floats), check_batched_grad=True)
 
 
 @pytest.mark.parametrize("name", ["none", "bias read twice", "scalar"])
@@ -136,7 +136,21 @@ def test_gradgradcheck(name):
     def f(*_):
         return st.flex_attention(*x, ours, "q + 1 >= kv", return_lse=True)
 
-    assert torch.autograd.gradgradcheck(f, (*x, *floats))
+    assert torch.autograd.gradgradcheck(f, (*x, *floats), check_batched_grad=True)
+
+
+def test_gradcheck_forward():
+    """Tangents too, one by one and batched, and forward mode of gradients."""
+    x = [t[:1, :2, :4, :2].detach().requires_grad_() for t in tensors()]
+    bias = torch.randn(4, dtype=torch.float64, requires_grad=True)
+
+    def f(q, k, v, bias):
+        return st.flex_attention(q, k, v, lambda s, b, h, i, j: s * bias[j].sin(), "q >= kv")
+
+    given = (*x, bias)
+    options = dict(check_forward_ad=True, check_batched_forward_grad=True)
+    assert torch.autograd.gradcheck(f, given, check_batched_grad=True, **options)
+    assert torch.autograd.gradgradcheck(f, given, check_fwd_over_rev=True)
 
 
 def test_second_derivatives_say_that_there_are_none():

@@ -69,6 +69,7 @@ def worker(rank, store):
         bias.grad = None
         over_ranks(rank, mode, by_torch, whole, weight, masks, bias, score, out, lse, want)
     second_derivatives(whole, masks)
+    calls_that_are_not_over_ranks(whole, masks)
     for mode in ("gather", "staged", "heads"):
         recomputed(rank, mode, whole, masks, score)
         other_captures(rank, mode, whole)
@@ -91,6 +92,42 @@ def second_derivatives(whole, masks):
         (g,) = torch.autograd.grad(out.sum(), q, create_graph=True)
         with pytest.raises(NotImplementedError, match="no second derivatives"):
             torch.autograd.grad(g.square().sum(), w)
+
+
+def calls_that_are_not_over_ranks(whole, masks):
+    """Those of serving, those in transforms, and those of a context inside of another."""
+    from torch.autograd import forward_ad
+
+    from saccade.torch import (
+        cached_attention,
+        context_parallel,
+        flex_attention,
+        varlen_attention,
+    )
+
+    q, k, v = [t.detach() for t in whole]
+    ends = torch.tensor([0, N], dtype=torch.int32)
+    rows = [t[0].transpose(0, 1).contiguous() for t in (q, k, v)]
+    made = [context_parallel(None, (2, H, N, D), masks, kv_heads=H // 2) for _ in range(2)]
+    with made[0] as cp, cp:  # itself, again
+        with pytest.raises(NotImplementedError, match="got varlen_attention inside of context"):
+            varlen_attention(*rows, ends)
+        with pytest.raises(NotImplementedError, match="got cached_attention inside of context"):
+            cached_attention(q, k, v)
+        q, k, v = [cp.shard(t) for t in (q, k, v)]
+
+        def attend(q):
+            return flex_attention(q, k, v, None, masks[0], enable_gqa=True)
+
+        for take in (
+            lambda: torch.vmap(attend)(q[None]),
+            lambda: attend(forward_ad.make_dual(q, q)),
+        ):
+            with forward_ad.dual_level():
+                with pytest.raises(NotImplementedError, match="inside of context_parallel"):
+                    take()
+        with pytest.raises(RuntimeError, match="inside of another, expected one at a"):
+            made[1].__enter__()
 
 
 def other_calls_over_heads(rank, whole, masks):

@@ -352,6 +352,25 @@ def test_second_derivatives_are_refused(dtype):
         torch.autograd.grad(g.square().sum(), w)
     plain = torch.autograd.grad(varlen_attention(x * w, q, q, ends).sum(), x)
     assert not plain[0].requires_grad
+    q = x * w
+    out = varlen_attention(q, q, q, ends)
+    rows = torch.ones(2, *out.shape, dtype=dtype)
+    (g,) = torch.autograd.grad(out, x, rows, is_grads_batched=True, create_graph=True)
+    with pytest.raises(NotImplementedError, match="varlen_attention has no second derivatives"):
+        torch.autograd.grad(g.square().sum(), w)
+
+
+def test_batched_gradients():
+    q, k, v = (torch.randn(9, 2, 8, requires_grad=True) for _ in range(3))
+    bias = torch.randn(9, requires_grad=True)
+    ends = torch.tensor([0, 4, 9], dtype=torch.int32)
+    out = varlen_attention(q, k, v, ends, score=lambda s, b, h, i, j: s + bias[j])
+    x, rows = (q, k, v, bias), torch.randn(3, *out.shape)
+    each = [torch.autograd.grad(out, x, r, retain_graph=True) for r in rows]
+    batched = torch.autograd.grad(out, x, rows, is_grads_batched=True, retain_graph=True)
+    mapped = torch.vmap(lambda r: torch.autograd.grad(out, x, r, retain_graph=True))(rows)
+    for a, b, c in zip(batched, zip(*each), mapped):
+        assert torch.equal(a, torch.stack(b)) and torch.equal(c, torch.stack(b))
 
 
 def test_autocast():

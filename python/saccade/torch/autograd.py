@@ -6,7 +6,7 @@ import functools
 
 import torch
 
-from .batched import gradients_of_each, is_batched
+from .batched import NO_SECOND_BATCHED, gradients_of_each, is_batched, is_many, of_each
 from .calls import FakeCall
 from .checks import NO_SECOND, NO_THIRD
 from .gradients import gradients, second
@@ -64,6 +64,10 @@ def _backward(ctx, d_out, d_lse):
     saved, needs, entry = ctx.saved_tensors, ctx.needs_input_grad[1:], ctx.entry
     if is_batched(d_out, d_lse):
         one = functools.partial(_gradients, entry, needs)
+        if torch.is_grad_enabled() and is_many(d_out, d_lse):
+            one = lambda d_out, d_lse, saved: Gradient.apply(  # noqa: E731
+                entry, needs, d_out, d_lse, *saved
+            )
         return None, *gradients_of_each(one, needs, d_out, d_lse, saved)
     if torch.is_grad_enabled():
         return None, *Gradient.apply(entry, needs, d_out, d_lse, *saved)
@@ -82,15 +86,24 @@ class Gradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *rates):
-        with torch.no_grad():
-            made = Gradient._second(ctx, rates)
-        return last(NO_THIRD, made, (*rates, *ctx.saved_tensors))
+        kept = ctx.saved_tensors
+        if is_many(*rates):
+            return of_each(lambda *one: Gradient._second(ctx, kept, one), *rates)
+        return Gradient._second(ctx, kept, rates)
 
     @staticmethod
-    def _second(ctx, rates):
-        (d_out, d_lse, *saved), needs, slots = ctx.saved_tensors, ctx.needs, ctx.entry.slots
+    def _second(ctx, kept, rates):
+        with torch.no_grad():
+            made = Gradient._made(ctx, kept, rates)
+        return last(NO_THIRD, made, (*rates, *kept))
+
+    @staticmethod
+    def _made(ctx, kept, rates):
+        (d_out, d_lse, *saved), needs, slots = kept, ctx.needs, ctx.entry.slots
         if saved[0].dtype is not torch.float64 or saved[0].is_cuda:
             raise NotImplementedError(NO_SECOND)
+        if torch._C._are_functorch_transforms_active():
+            raise NotImplementedError(NO_SECOND_BATCHED)
         given = saved[5 : 2 + len(needs)]
         captures = slots.placed(given, "cpu") if slots else ()
         rates = [*rates[:3], *[r for r, w in zip(rates[3:], needs[3:]) if w]]

@@ -1,5 +1,5 @@
-"""Backward passes of several gradients at once: is_grads_batched, jacobian(vectorize=True) and
-vmap around torch.autograd.grad. The gradients follow one after the other."""
+"""Passes of several gradients or tangents at once: is_grads_batched, jacobian and hessian with
+vectorize=True, and vmap around torch.autograd.grad. They follow one after the other."""
 
 from __future__ import annotations
 
@@ -7,35 +7,47 @@ import torch
 
 from .memory import is_batched_by_autograd as _is_old
 
-_NO_SECOND = (
-    "saccade: got a backward pass through batched gradients (is_grads_batched, "
-    "vectorize=True), expected create_graph=False, or torch.func.jacrev and hessian"
+NO_SECOND_BATCHED = (
+    "saccade: got a backward pass through gradients batched by torch.func.vmap, expected "
+    "create_graph=False, is_grads_batched=True, or torch.func.jacrev and hessian"
 )
 
 
 def is_batched(*tensors) -> bool:
     """Whether one of these stands for many."""
-    return torch._C._are_functorch_transforms_active() or any(map(_is_old, tensors))
+    return torch._C._are_functorch_transforms_active() or is_many(*tensors)
+
+
+def is_many(*tensors) -> bool:
+    """Whether one of these stands for many under torch.autograd's own vmap."""
+    return any(map(_is_old, tensors))
+
+
+def of_each(run, *tensors):
+    """run(*tensors), a tuple, for each that they stand for under torch.autograd's own vmap, one
+    after the other: operators in between are seen by autograd, as nodes under it are not."""
+    level = torch._C._vmapmode_increment_nesting() - 1
+    torch._C._vmapmode_decrement_nesting()
+    are_many = list(map(_is_old, tensors))
+    rows = [
+        torch._remove_batch_dim(t, level, 1, 0) if many else t
+        for t, many in zip(tensors, are_many)
+    ]
+    n = max(t.shape[0] for t, many in zip(rows, are_many) if many)
+    made = []
+    for i in range(n):
+        made.append(run(*[t[i] if many else t for t, many in zip(rows, are_many)]))
+    stacked = [None if ts[0] is None else torch.stack(ts) for ts in zip(*made)]
+    return tuple(None if t is None else torch._add_batch_dim(t, 0, level) for t in stacked)
 
 
 def gradients_of_each(run, needs, d_out, d_lse, saved):
     """run(d_out, d_lse, saved), for all that d_out and d_lse stand for; None where needs says
     so."""
-    if not (_is_old(d_out) or _is_old(d_lse)):
-        made = Batched.apply(run, d_out, d_lse, *saved)
-        return [t if w else None for t, w in zip(made, needs)]
-    level = torch._C._vmapmode_increment_nesting() - 1
-    torch._C._vmapmode_decrement_nesting()
-    rows = [
-        torch._remove_batch_dim(t, level, 1, 0) if _is_old(t) else t for t in (d_out, d_lse)
-    ]
-    n = max(t.shape[0] for t, x in zip(rows, (d_out, d_lse)) if _is_old(x))
-    made = []
-    for i in range(n):
-        one = [t[i] if _is_old(x) else t for t, x in zip(rows, (d_out, d_lse))]
-        made.append(run(*one, saved))
-    stacked = [None if ts[0] is None else torch.stack(ts) for ts in zip(*made)]
-    return [None if t is None else torch._add_batch_dim(t, 0, level) for t in stacked]
+    if is_many(d_out, d_lse):
+        return of_each(lambda *gradients: run(*gradients, saved), d_out, d_lse)
+    made = Batched.apply(run, d_out, d_lse, *saved)
+    return tuple(t if w else None for t, w in zip(made, needs))
 
 
 class Batched(torch.autograd.Function):
@@ -52,7 +64,7 @@ class Batched(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *_):
-        raise NotImplementedError(_NO_SECOND)
+        raise NotImplementedError(NO_SECOND_BATCHED)
 
     @staticmethod
     def vmap(info, dims, run, *tensors):

@@ -335,7 +335,7 @@ def in_graph(
     q, k, v = decoded(q, k, v)
     if torch.compiler.is_dynamo_compiling():
         if isinstance(block_mask, masks.Unproven) and hasattr(block_mask, "given"):
-            block_mask = _unproven(block_mask.given, q, k)
+            block_mask = unproven(block_mask.given, q, k)
         elif isinstance(block_mask, BlockMask):
             number, lists, block, block_mask = stands_for(block_mask, q.device, _is_exporting())
         elif masks.is_theirs(block_mask):
@@ -361,7 +361,7 @@ def described(q, k, score_mod, block_mask):
     block: List[int] = []
     score_mod = _as_text("score", score_mod, q.dtype is torch.float64)
     if isinstance(block_mask, masks.Unproven) and hasattr(block_mask, "given"):
-        block_mask = _unproven(block_mask.given, q, k)
+        block_mask = unproven(block_mask.given, q, k)
     whole, block_mask = mask_or_mod(block_mask)
     if whole is not None:
         lists, block, block_mask = _parts_of(whole)
@@ -388,7 +388,7 @@ def _with_fakes(what, tensors):
     return [mode.from_tensor(t) if real else t for t, real in zip(tensors, is_real)]
 
 
-def _unproven(given, q, k):
+def unproven(given, q, k):
     """The mask itself, of a block mask that the same graph makes for these sizes."""
     mask_mod, (B, H, Q, KV) = given[:2]
     check_mask_heads(min(B or 1, q.shape[0]), min(H or 1, q.shape[1]), q)

@@ -26,6 +26,9 @@ def create_mask(
     """Dense bool [B, H, Q_LEN, KV_LEN]. A score mod is live where it does not give -inf."""
     if torch.compiler.is_dynamo_compiling() and masks.graphs_take_callables:
         return _in_graph(mod_fn, [B or 1, H or 1, Q_LEN, KV_LEN], device or masks._device())
+    if masks.is_transformed() and callable(mod_fn) and captured.kind_of(mod_fn) == "mask":
+        if masks.captures_wrapped(mod_fn):
+            return _in_graph(mod_fn, [B or 1, H or 1, Q_LEN, KV_LEN], device or "cpu")
     return _dense_mask(mod_fn, B, H, Q_LEN, KV_LEN, device)
 
 

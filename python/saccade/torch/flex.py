@@ -266,6 +266,11 @@ def _over_ranks(
     q, k, v, score_mod, block_mask, scale, enable_gqa, options, return_lse, return_aux
 ):
     """Inside of context_parallel. torch.compile breaks its graph here."""
+    if _has_rates():
+        raise NotImplementedError(
+            "saccade: got torch.func or forward mode inside of context_parallel, expected a "
+            "call outside of one of them"
+        )
     backend, invariance = way_of(backend_of(options))
     if invariance:
         raise ValueError(

@@ -15,12 +15,13 @@ import torch
 
 from . import recorded
 from .autograd import Slots, _gradients
+from .batched import is_many, of_each
 from .checks import NO_SECOND
-from .compiled import in_graph
+from .compiled import in_graph, unproven
 from .entries import _find, run
 from .forward_mode import check_device, tangents
 from .gradients import second
-from .masks import mask_or_mod
+from .masks import Unproven, mask_or_mod
 from .mods import AnyMod, captured, text_of
 from .recording import is_recorded
 
@@ -95,6 +96,8 @@ def transformed(q, k, v, score_mod, block_mask, scale, options, want_lse, want_m
     if want_max:
         raise NotImplementedError("max_scores: not to be had inside of torch.func's transforms")
     mask = block_mask
+    if isinstance(mask, Unproven) and hasattr(mask, "given"):
+        mask = unproven(mask.given, q, k)
     if mask is not None and mask_or_mod(mask)[0] is None:
         mask = _as_text("mask", mask)
     score = None if score_mod is None else _as_text("score", score_mod)
@@ -176,8 +179,9 @@ class Forward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, d_out, d_lse):
-        needs = tuple(ctx.needs_input_grad[1:])
-        made = Backward.apply(ctx.spec, needs, d_out, d_lse, *ctx.saved_tensors)
+        needs, saved = tuple(ctx.needs_input_grad[1:]), ctx.saved_tensors
+        run = lambda *one: Backward.apply(ctx.spec, needs, *one, *saved)  # noqa: E731
+        made = _one_or_many(run, d_out, d_lse)
         return None, *[t if w else None for t, w in zip(made, needs)]
 
     @staticmethod
@@ -185,7 +189,8 @@ class Forward(torch.autograd.Function):
         inputs = ctx.saved_tensors
         moves = tuple(r is not None for r in rates[:3])
         rates = [torch.zeros_like(t) if r is None else r for t, r in zip(inputs, rates)]
-        return Tangent.apply(ctx.spec, moves, *inputs, *rates)
+        run = lambda *one: Tangent.apply(ctx.spec, moves, *inputs, *one)  # noqa: E731
+        return _one_or_many(run, *rates)
 
     @staticmethod
     def vmap(info, dims, spec, q, k, v, *tensors):
@@ -197,6 +202,11 @@ class Forward(torch.autograd.Function):
         q, k, v = (_fold(t, d, n) for t, d in zip((q, k, v), dims[1:4]))
         made = Forward.apply(spec, q, k, v, *tensors)
         return tuple(_unfold(t, n) for t in made), (0, 0)
+
+
+def _one_or_many(run, *tensors):
+    """run(*tensors); one after the other where they stand for many."""
+    return of_each(run, *tensors) if is_many(*tensors) else run(*tensors)
 
 
 def _with_leaves(spec, given, needs):
@@ -236,14 +246,21 @@ class Backward(torch.autograd.Function):
         d_out, d_lse, q, k, v, _, _, *tensors = ctx.saved_tensors
         rates = _spread(rates, (q, k, v, *tensors), ctx.needs)
         wants = tuple(ctx.needs_input_grad[9:])
-        given = d_out, d_lse, q, k, v, *tensors, *rates
-        made = list(Second.apply(ctx.spec, wants, *given))
+        given = d_out, d_lse, q, k, v, *tensors
+        run = lambda *one: Second.apply(ctx.spec, wants, *given, *one)  # noqa: E731
+        made = list(_one_or_many(run, *rates))
         more = [t if w else None for t, w in zip(made[5:], wants)]
         return None, None, *made[:5], None, None, *more
 
     @staticmethod
-    def jvp(ctx, _, __, d_out_dot, d_lse_dot, *rates):
-        d_out, d_lse, q, k, v, out, lse, *tensors = ctx.saved_tensors
+    def jvp(ctx, _, __, *rates):
+        saved = ctx.saved_tensors
+        run = lambda *one: Backward._tangent(ctx, saved, *one)  # noqa: E731
+        return _one_or_many(run, *rates)
+
+    @staticmethod
+    def _tangent(ctx, saved, d_out_dot, d_lse_dot, *rates):
+        d_out, d_lse, q, k, v, out, lse, *tensors = saved
         given, needs = (q, k, v, *tensors), ctx.needs
         rates = _spread((*rates[:3], *rates[5:]), given, (True,) * len(given))
         made = Second.apply(ctx.spec, needs[3:], d_out, d_lse, *given, *rates)[2:]

@@ -15,6 +15,7 @@ from .checks import check_indices, count_of, device_of
 from .graph_breaks import disabled
 from .graph_masks import numbered
 from .index_lists import marks_of, ordered
+from .memory import is_without_values
 from .mods import AnyMod, Resolved, captured, refuse_class, text_of
 from .recording import fake_mode, is_described
 
@@ -85,7 +86,20 @@ def create_block_mask(
         return Unproven(given)
     if not torch.compiler.is_dynamo_compiling() and is_described() and _has_text(mask_mod):
         return Unproven(given)
+    if is_transformed() and captures_wrapped(mask_mod):
+        return Unproven(given)
     return _proven(*given)
+
+
+is_transformed = torch._C._are_functorch_transforms_active
+
+
+def captures_wrapped(mask_mod) -> bool:
+    """Whether it captures a tensor of a transform of torch.func, which has no values there."""
+    if callable(mask_mod):
+        mask_mod = text_of("mask", mask_mod, {}, for_once=True)
+    values = mask_mod.captures.values() if isinstance(mask_mod, AnyMod) else ()
+    return any(isinstance(t, torch.Tensor) and is_without_values(t) for t in values)
 
 
 graphs_take_callables = False  # compiled.py knows
@@ -100,9 +114,9 @@ def _has_text(mask_mod):
 
 
 class Unproven(BlockMask):
-    """A block mask that a graph of torch.compile makes, or another recording: flex_attention of
-    the same takes its mask_mod. What else is asked of it is had by proving, outside of the
-    graph."""
+    """A block mask that a graph of torch.compile makes, or another recording, or a function
+    that torch.func maps over what it captures: flex_attention of the same takes its mask_mod.
+    What else is asked of it is had by proving, outside of the graph."""
 
     def __init__(self, given):
         self.given = given

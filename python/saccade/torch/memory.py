@@ -25,6 +25,11 @@ def is_batched_by_autograd(t) -> bool:
     return t is not None and torch._C._dispatch_keys(t).has(_BATCHED)
 
 
+def is_without_values(t) -> bool:
+    """Whether it stands for others inside of a transform."""
+    return _is_wrapped(t) or is_batched_by_autograd(t)
+
+
 def refuse_wrapped(*tensors):
     """Says which kind of tensor it is that has no memory."""
     for t in tensors:
@@ -38,7 +43,7 @@ def check_memory(name, t):
     """Raises for a tensor whose values are not in its memory; one without elements has none."""
     if _has_memory(t):
         return
-    if _is_wrapped(t) or is_batched_by_autograd(t):
+    if is_without_values(t):
         raise NotImplementedError(NO_VMAP)
     with torch._C.DisableTorchFunctionSubclass():  # subclasses answer for themselves
         n = t.numel()

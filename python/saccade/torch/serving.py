@@ -34,6 +34,7 @@ from .checks import (
 )
 from .flex import MaskMod, ScoreMod
 from .mods import AnyMod, Resolved, dtype_name, in_names_of, view, written
+from .outside import check_apart, is_apart
 from .tables import Keys, check_absent, check_pages
 
 Lengths = Union[int, torch.Tensor]
@@ -102,6 +103,9 @@ def cached_attention(
         query, key, value, block_table, k_scale, v_scale, sinks, cu_seqlens_q, cu_seqlens_k
     )  # fmt: skip
     rare = kv_offset, indptr, indices, last_page_len, out, prefix, kernel_options
+    if not is_apart():
+        mods_of = ("score", score), ("mask", mask)
+        check_apart("cached_attention", (*tensors, *rare), mods_of)
     warm_key = None
     if not return_max and q_offset is _AT_END and all(x is None for x in rare):
         most = max_seqlen_q, max_seqlen_k

@@ -9,6 +9,7 @@ import torch
 
 from ..c import abi, objects
 from .autograd import Slots
+from .batched import gradients_of_each, is_batched
 from .calls import autocast, stats_dtype, weight_of
 from .checks import (
     MOST_ROWS,
@@ -27,6 +28,7 @@ from .dropout import drawn_state
 from .flex import MaskMod, ScoreMod, with_sinks
 from .mods import dtype_name
 from .once import last
+from .outside import check_apart, in_transforms, is_apart
 from .serving import _Arguments, _backend, _mods, check_fixed
 
 
@@ -64,6 +66,9 @@ def varlen_attention(
     score captures follow, from out and lse; those of pools are sums over all places that name a
     key. Returns out, or (out, lse) with lse [T, H].
     """
+    if not is_apart():
+        given = query, key, value, cu_seqlens_q, cu_seqlens_k, block_table, seq_lens
+        check_apart("varlen_attention", given, (("score", score), ("mask", mask)))
     _check(query, key, value, block_table)
     if block_table is None:
         query, key, value = autocast(query, key, value)
@@ -92,9 +97,11 @@ def varlen_attention(
     if dropout_p:
         call.weight, call.state = weight_of(float(dropout_p)), drawn_state(query)
     check_fixed(call.mods[1:])
-    given = (query, key, value, *(t for _, t, _ in call.learned))
-    if torch.is_grad_enabled() and any(t.requires_grad for t in given):
-        out, lse = _Varlen.apply(call, *given)
+    inputs = (query, key, value, *(t for _, t, _ in call.learned))
+    if torch.is_grad_enabled() and any(t.requires_grad for t in inputs):
+        if torch._C._are_functorch_transforms_active():
+            raise NotImplementedError(in_transforms("varlen_attention"))
+        out, lse = _Varlen.apply(call, *inputs)
     else:
         out, lse = call.forward(query, key, value, return_lse or sinks is not None)
     if sinks is not None:
@@ -241,9 +248,17 @@ class _Varlen(torch.autograd.Function):
     @staticmethod
     def backward(ctx, d_out, d_lse):
         saved = ctx.saved_tensors  # once: checkpointing makes them again for one look
-        given = saved[:5]  # the others: a change in place is an error
-        with torch.no_grad():
-            d = torch.zeros_like(given[3]) if d_out is None else d_out
-            made = ctx.call.backward(given, ctx.needs_input_grad[1:], d, d_lse)
+        needs = ctx.needs_input_grad[1:]
+
         message = NO_SECOND_OF.format("varlen_attention")
-        return None, *last(message, made, (d_out, d_lse, *saved))
+
+        def one(d_out, d_lse, saved):
+            given = saved[:5]  # the others: a change in place is an error
+            with torch.no_grad():
+                d = torch.zeros_like(given[3]) if d_out is None else d_out
+                made = ctx.call.backward(given, needs, d, d_lse)
+            return last(message, made, (d_out, d_lse, *saved))
+
+        if is_batched(d_out, d_lse):
+            return None, *gradients_of_each(one, needs, d_out, d_lse, saved)
+        return None, *one(d_out, d_lse, saved)

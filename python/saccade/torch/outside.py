@@ -1,0 +1,55 @@
+"""What cached_attention and varlen_attention are not called inside of."""
+
+from __future__ import annotations
+
+from typing import Any, Iterable
+
+import torch
+from torch.autograd import forward_ad
+
+from . import active
+from .memory import is_without_values
+from .mods import AnyMod, text_of
+
+_unpack = torch._VF._unpack_dual
+_is_transformed = torch._C._are_functorch_transforms_active
+
+
+def is_apart() -> bool:
+    """Whether neither context_parallel nor a transform nor forward mode is on."""
+    return active.parallel is None and forward_ad._current_level < 0 and not _is_transformed()
+
+
+def check_apart(call: str, tensors: Iterable[Any], mods: Iterable[Any]) -> None:
+    """Raises where it is not, and the call's tensors are part of it. mods: (kind, mod)."""
+    if active.parallel is not None:
+        raise NotImplementedError(
+            f"saccade: got {call} inside of context_parallel, expected it outside, or "
+            "flex_attention, which is divided over the ranks"
+        )
+    given = [t for t in tensors if isinstance(t, torch.Tensor)]
+    for kind, mod in mods:
+        given += _captured(kind, mod)
+    if any(map(is_without_values, given)):
+        raise NotImplementedError(in_transforms(call))
+    if any(_unpack(t, level=0)[1] is not None for t in given):
+        raise NotImplementedError(
+            f"saccade: got {call} of tensors with tangents (forward mode, jvp), expected "
+            "flex_attention, which has forward mode on the CPU"
+        )
+
+
+def in_transforms(call: str) -> str:
+    """What is said there."""
+    return (
+        f"saccade: got {call} inside of torch.func's transforms (vmap, grad, jvp), expected it "
+        "outside of them, or flex_attention, which they take"
+    )
+
+
+def _captured(kind, mod):
+    """The tensors that a mod captures; of what is no mod the call itself says so."""
+    if callable(mod):
+        mod = text_of(kind, mod, {}, for_once=True)
+    values = mod.captures.values() if isinstance(mod, AnyMod) else ()
+    return [t for t in values if isinstance(t, torch.Tensor)]
