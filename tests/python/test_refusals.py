@@ -126,12 +126,34 @@ def without_memory():
 def test_captures_without_memory(name):
     key = "score_mod" if name in ("flex_attention", "explain") else "score"
     for bad, text in without_memory():
-        mods = [st.score("score + bias[q, kv]", bias=bad)]
+        places = "0, q, kv" if bad.dim() == 3 else "q, kv"  # a causal bias is of one batch
+        mods = [st.score(f"score + bias[{places}]", bias=bad)]
         if isinstance(bad, FakeTensor) or type(bad) is torch.Tensor:
             mods.append(reads(bad))
         for mod in mods:
             said = refused(CALLS[name], "bias: got", **{key: mod})
             assert text in said, said
+
+
+@pytest.mark.parametrize(
+    "kind, text, captures, said",
+    [
+        ("mask", "score > 0", {}, "got 'score' in a mask"),
+        ("score", "causal()", {}, "a score's result: got bool, expected float"),
+        ("mask", "q - kv <", {}, "got the end of the text"),
+        ("mask", "q - kv < q", {"q": 1}, "q: got a value for it, but it is an index variable"),
+        ("mask", "q - kv < abs", {"abs": 1}, "got 'abs' without arguments"),
+        ("mask", "q - kv < W", {"w": 3}, "w: got a value for it, but the text does not use it"),
+        ("mask", "q - kv < W", {}, "got no value for 'W', expected"),
+        ("score", "score + w[h]", {"w": Q}, "got 'w' of rank 4, expected rank 1"),
+        ("score", "score + w", {"w": Q[0, 0, 0, 0] * 1j}, "w: got a tensor of torch.complex64"),
+        ("score", "score + w", {"w": 1 << 40}, "w: got 1099511627776, expected"),
+        ("score", "score + w", {"w": "1"}, "w: got a str among the captures, expected"),
+    ],
+)
+def test_texts_are_looked_at_as_they_are_made(kind, text, captures, said):
+    with pytest.raises((ValueError, TypeError), match=said):
+        getattr(st, kind)(text, **captures)
 
 
 def reads(bias):

@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 import saccade.torch as st  # noqa: E402
 from saccade.c import abi, extension  # noqa: E402
 from saccade.torch import entries, gradients, warm, watch  # noqa: E402
+from saccade.torch.mods import AnyMod  # noqa: E402
 
 if warm.extension is None:
     pytest.skip("the extension is not built, or this PyTorch is older", allow_module_level=True)
@@ -160,7 +161,7 @@ def test_captures_of_a_text_may_change():
     with pytest.raises(TypeError, match="w: got "):
         st.flex_attention(*x, mod)
     for a in (1, 2, 1 << 40):
-        mod = st.score("score * a", a=a)
+        mod = AnyMod("score", "score * a", {"a": a})
         if a < 1 << 31:
             st.flex_attention(*x, mod)
     with pytest.raises(ValueError, match="^a: got 1099511627776"):
@@ -236,7 +237,7 @@ def test_identity_is_that_of_python():
     mods += [None, "score", with_attribute, with_empty_cell, "".join, t, around, inputs]
     mods += [lambda s, b, h, i, j, x=t: s, lambda s, b, h, i, j, *, x=2: s]
     mods.append(of_object()[1].__call__)
-    mods += [st.score("score", x=x) for x in held] + [st.mask("w[q] > 0", w=t)]
+    mods += [AnyMod("score", "score", {"x": x}) for x in held] + [st.mask("w[q] > 0", w=t)]
     for mod in mods:
         assert repr(warm.extension.identity(mod)) == repr(watch.identity(mod))
     assert warm.extension.identity(around(0.0)) != warm.extension.identity(around(-0.0))

@@ -86,9 +86,10 @@ class AnyMod:
 
 
 def mask(mod: Callable[..., Any] | str, **captures: Any) -> AnyMod:
-    """A mask in the language; captures are tensors or numbers by name. A callable mask_mod is
-    turned into text here and now, with its tensors and numbers as they are: such a mod stays
-    inside of torch.compile(fullgraph=True)."""
+    """A mask in the language; captures are tensors or numbers by name, and the text uses each.
+    Errors of the text are raised here, not by the first call. A callable mask_mod is turned
+    into text here and now, with its tensors and numbers as they are: such a mod stays inside of
+    torch.compile(fullgraph=True)."""
     return _of_any_position("mask", mod, captures)
 
 
@@ -106,6 +107,9 @@ def _of_any_position(kind: str, mod, captures: dict[str, Any]) -> AnyMod:
         signed = text_of(kind, mod, captures, is_signed=True)
         if list(signed.captures) == list(made.captures):  # else it is another at each call
             made = AnyMod(kind, made.text, made.captures, signed.text)
+    elif not torch.compiler.is_dynamo_compiling():
+        types = tuple([_type_of(name, x) for name, x in captures.items()])
+        objects.bound_mod(_KINDS[kind], mod, types)
     return made
 
 
@@ -249,6 +253,18 @@ def _inline(text, captures, *values):
     return tracer.inline(
         text, free, captures, dict(zip(names, map(tracer.value, values))), kind
     )
+
+
+def _type_of(name, x):
+    """(name, dtype, rank) of what a text captures."""
+    if type(x) is float or (type(x) is int and -(1 << 31) <= x < 1 << 31):
+        return name, "f32" if type(x) is float else "i32", 0
+    if not isinstance(x, torch.Tensor):
+        x = as_tensor(x, name)
+    try:
+        return name, dtype_name(x), x.dim()
+    except ValueError as reason:
+        raise ValueError(f"{name}: {reason}") from None
 
 
 _NUMBER = {int: torch.int32, float: torch.float32, bool: torch.bool}

@@ -11,7 +11,7 @@ from torch.nn.attention.bias import CausalBias, CausalVariant
 from ..trace.errors import words_of
 from .checks import brief
 from .flex import flex_attention
-from .mods import AnyMod, score
+from .mods import AnyMod
 
 
 def scaled_dot_product_attention(
@@ -148,7 +148,8 @@ def _mod(mask, lead, q, k) -> AnyMod:
     if any(n > 1 for n in mask.shape[:-3]):  # batches are numbered as the query's
         mask = mask.expand(*lead[:-1], *mask.shape[-3:])
     mask = _four(mask)
-    return score(_TEXTS[is_bool, tuple(n > 1 for n in mask.shape)], attn_mask=mask)
+    text = _TEXTS[is_bool, tuple(n > 1 for n in mask.shape)]
+    return AnyMod("score", text, {"attn_mask": mask})
 
 
 def _fits(shape: Sequence[int], whole: Sequence[int]) -> bool:
