@@ -284,6 +284,37 @@ def test_numbers_of_texts_that_define_functions_stay_arguments():
         st.create_mask(st.and_masks(read, "q >= kv"), None, 1, 9, 9, "cpu")
 
 
+def test_mods_in_text_are_called_inside_of_callables():
+    causal = st.create_block_mask("q >= kv", None, None, 9, 9, device="cpu").mask_mod
+    near = st.mask("q - kv < w[h]", w=torch.tensor([3, 1]))
+    both = lambda b, h, i, j: causal(b, h, i, j) & near(b, h, i, j)  # noqa: E731
+    apart = torch.arange(9)[:, None] - torch.arange(9)
+    for width in (1, 2):
+        near.captures["w"] = torch.tensor([3, width])
+        want = torch.stack([(apart >= 0) & (apart < n) for n in (3, width)])
+        assert torch.equal(st.create_mask(both, None, 2, 9, 9, "cpu")[0], want)
+    slope = torch.tensor(0.5, requires_grad=True)
+    tilted = st.score("score + slope * (kv - q)", slope=slope)
+    x = [torch.randn(1, 2, 9, 4) for _ in range(3)]
+    found = st.flex_attention(*x, lambda s, b, h, i, j: 2 * tilted(s, b, h, i, j), causal)
+    want = st.flex_attention(*x, lambda s, b, h, i, j: 2 * (s + slope * (j - i)), "q >= kv")
+    torch.testing.assert_close(found, want)
+    torch.testing.assert_close(
+        *(torch.autograd.grad(out.sum(), slope)[0] for out in (found, want))
+    )
+
+
+def test_calls_of_text_elsewhere_are_refused():
+    with pytest.raises(TypeError, match=r"mask\('q >= kv'\): got a call outside .*create_mask"):
+        st.create_block_mask("q >= kv", None, None, 9, 9, device="cpu").mask_mod(0, 0, 1, 2)
+    with pytest.raises(
+        TypeError, match="score.*: got a call outside of a traced mod"
+    ):
+        st.score("alibi()")(torch.zeros(()), 0, 0, 1, 2)
+    with pytest.raises(TypeError, match="got 4 arguments, expected 5"):
+        st.create_mask(lambda b, h, i, j: st.score("score")(b, h, i, j) > 0, 1, 1, 9, 9, "cpu")
+
+
 @pytest.mark.parametrize(
     "text",
     [

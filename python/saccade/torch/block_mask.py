@@ -7,6 +7,7 @@ keep meaning what they meant: positions are mapped back before the mod sees them
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Callable
 
 import torch
@@ -38,6 +39,11 @@ def block_pair(block: BlockSize) -> tuple[int, int]:
     if min(pair) < 1:
         raise ValueError(f"BLOCK_SIZE: got {block}, expected 1 or more")
     return pair
+
+
+@functools.lru_cache(maxsize=256)
+def _mod_of(text: str) -> AnyMod:
+    return AnyMod("mask", text, {})
 
 
 def _index_tensor(transposed: bool, position: int) -> Any:
@@ -342,6 +348,9 @@ class BlockMask:
 
     @property
     def mask_mod(self) -> Any:
+        """What it was made from; a string as a mod that can be called inside of others."""
+        if isinstance(self._mask_mod, str) and not _is_in_graph():
+            return _mod_of(self._mask_mod)
         return self._mask_mod
 
     @mask_mod.setter

@@ -12,7 +12,7 @@ from . import masks
 from .block_mask import MaskMod
 from .checks import brief, device_of
 from .mod_arguments import ModArguments
-from .mods import AnyMod, captured
+from .mods import AnyMod, captured, is_code
 
 
 def create_mask(
@@ -26,7 +26,7 @@ def create_mask(
     """Dense bool [B, H, Q_LEN, KV_LEN]. A score mod is live where it does not give -inf."""
     if torch.compiler.is_dynamo_compiling() and masks.graphs_take_callables:
         return _in_graph(mod_fn, [B or 1, H or 1, Q_LEN, KV_LEN], device or masks._device())
-    if masks.is_transformed() and callable(mod_fn) and captured.kind_of(mod_fn) == "mask":
+    if masks.is_transformed() and is_code(mod_fn) and captured.kind_of(mod_fn) == "mask":
         if masks.captures_wrapped(mod_fn):
             return _in_graph(mod_fn, [B or 1, H or 1, Q_LEN, KV_LEN], device or "cpu")
     return _dense_mask(mod_fn, B, H, Q_LEN, KV_LEN, device)
@@ -35,7 +35,7 @@ def create_mask(
 def _in_graph(mod_fn: Any, sizes: List[int], device: Any) -> torch.Tensor:
     """A callable becomes a part of the graph, evaluated at all positions at once; text is one
     operator."""
-    if callable(mod_fn):
+    if is_code(mod_fn):
         B, H, Q, KV = sizes
         found: torch.Tensor = theirs.create_mask(mod_fn, B, H, Q, KV, device)
         return found
@@ -67,10 +67,10 @@ def _(captures, numbers, names, text, sizes, device):
 
 @torch.compiler.disable
 def _dense_mask(mod_fn, B, H, Q_LEN, KV_LEN, device):
-    if not callable(mod_fn) and not isinstance(mod_fn, (str, AnyMod)):
+    if not callable(mod_fn) and not isinstance(mod_fn, str):
         raise TypeError(f"mod_fn: got {brief(mod_fn)}, expected a callable, or text")
     kind = captured.kind_of(mod_fn)
-    if kind == "score" and not callable(mod_fn):
+    if kind == "score" and not is_code(mod_fn):
         raise ValueError("mod_fn: got a score in text, expected a mask, or a callable")
     device = device_of(device) if device is not None else masks._device()
     if kind == "score":

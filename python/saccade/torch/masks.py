@@ -16,7 +16,7 @@ from .graph_breaks import disabled
 from .graph_masks import numbered
 from .index_lists import marks_of, ordered
 from .memory import is_without_values
-from .mods import AnyMod, Resolved, captured, refuse_class, text_of
+from .mods import AnyMod, Resolved, captured, is_code, refuse_class, text_of
 from .recording import fake_mode, is_described
 
 
@@ -36,7 +36,7 @@ def or_masks(*mask_mods: MaskMod) -> Callable[..., Any]:
 
 def _combine(mods, join, empty):
     for m in mods:
-        if not callable(m) and not isinstance(m, (str, AnyMod)):
+        if not callable(m) and not isinstance(m, str):
             raise RuntimeError(f"mask_mods: got {words_of(m)}, expected a callable or text")
         refuse_class("mask_mods", m)
     callables = tuple(captured.callable_of(m) for m in mods)
@@ -81,7 +81,7 @@ def create_block_mask(
     del _compile, compute_dq_write_order, dq_kv_order
     sizes = (B, H, Q_LEN, KV_LEN)
     given = (mask_mod, sizes, block_pair(BLOCK_SIZE), device, separate_full_blocks)
-    is_taken = graphs_take_callables or not callable(mask_mod)
+    is_taken = graphs_take_callables or not is_code(mask_mod)
     if torch.compiler.is_dynamo_compiling() and is_taken:
         return Unproven(given)
     if not torch.compiler.is_dynamo_compiling() and is_described() and _has_text(mask_mod):
@@ -96,7 +96,7 @@ is_transformed = torch._C._are_functorch_transforms_active
 
 def captures_wrapped(mask_mod) -> bool:
     """Whether it captures a tensor of a transform of torch.func, which has no values there."""
-    if callable(mask_mod):
+    if is_code(mask_mod):
         mask_mod = text_of("mask", mask_mod, {}, for_once=True)
     values = mask_mod.captures.values() if isinstance(mask_mod, AnyMod) else ()
     return any(isinstance(t, torch.Tensor) and is_without_values(t) for t in values)
@@ -108,7 +108,7 @@ graphs_take_callables = False  # compiled.py knows
 def _has_text(mask_mod):
     """Whether it does not depend on values of what it captures."""
     try:
-        return not callable(mask_mod) or text_of("mask", mask_mod, {}) is not None
+        return not is_code(mask_mod) or text_of("mask", mask_mod, {}) is not None
     except ValueError:
         return False
 

@@ -81,8 +81,28 @@ class AnyMod:
     signed_text = property(lambda self: self._signed_text)
     """What it is where positions may be negative: // and % of callables are Python's."""
 
+    def __call__(self, *at: Any) -> Any:
+        """In a callable that is being traced, its value there."""
+        if not any(isinstance(x, symbols.Traced) for x in at):
+            other = "; create_mask evaluates it" if self.kind == "mask" else ""
+            raise TypeError(
+                f"{self!r}: got a call outside of a traced mod, expected it to be given as a "
+                f"mod, or called inside of a callable one{other}"
+            )
+        if len(at) != _ARGUMENTS[self.kind]:
+            raise TypeError(
+                f"{self!r}: got {len(at)} arguments, expected {_ARGUMENTS[self.kind]}: "
+                f"{_SIGNATURE[self.kind]}"
+            )
+        return _inline(self.text, self.captures, *at)
+
     def __repr__(self) -> str:
-        return f"{self.kind}({self.text!r}, {', '.join(self.captures)})"
+        return f"{self.kind}({', '.join([repr(self.text), *self.captures])})"
+
+
+def is_code(mod: Any) -> bool:
+    """Whether it is a callable, and no text."""
+    return callable(mod) and not isinstance(mod, AnyMod)
 
 
 def mask(mod: Callable[..., Any] | str, **captures: Any) -> AnyMod:
@@ -100,10 +120,10 @@ def score(mod: Callable[..., Any] | str, **captures: Any) -> AnyMod:
 
 def _of_any_position(kind: str, mod, captures: dict[str, Any]) -> AnyMod:
     """text_of, which also says what a callable is where positions may be negative."""
-    if not callable(mod) and not isinstance(mod, str):
+    if not is_code(mod) and not isinstance(mod, str):
         raise TypeError(f"{kind}: got {words_of(mod)}, expected a callable or text")
     made = text_of(kind, mod, captures)
-    if callable(mod):
+    if is_code(mod):
         signed = text_of(kind, mod, captures, is_signed=True)
         if list(signed.captures) == list(made.captures):  # else it is another at each call
             made = AnyMod(kind, made.text, made.captures, signed.text)
@@ -124,7 +144,7 @@ def text_of(
     """A callable as text, here and now; text as it is. for_once: the text may hold values that
     the callable reads of what it captures, and the captures tensors that it computes of them.
     """
-    if not callable(mod):
+    if not is_code(mod):
         return AnyMod(kind, mod, captures)
     if captures:
         raise TypeError(f"{kind}: got captures beside a callable, expected its closure's")
@@ -176,7 +196,7 @@ class captured:
     @staticmethod
     def callable_of(mod):
         """A Python callable with the mod's meaning, for use inside other callables."""
-        if callable(mod):
+        if is_code(mod):
             return mod
         text = mod if isinstance(mod, str) else mod.text
         captures = {} if isinstance(mod, str) else mod.captures
@@ -399,7 +419,7 @@ def _text_and_values(mod, kind, is_double, is_signed):
             raise ValueError(f"got a {mod.kind}, expected a {kind}")
         text = mod.signed_text if is_signed else mod.text
         return text, list(mod.captures), list(mod.captures.values()), None, None
-    if not callable(mod):
+    if not is_code(mod):
         hint = _READERS[kind] if isinstance(mod, torch.Tensor) else ""
         raise TypeError(f"{kind}_mod: got {words_of(mod)}, expected a callable or text{hint}")
     _check_arguments(mod, kind)

@@ -9,7 +9,7 @@ from torch.autograd import forward_ad
 
 from . import active
 from .memory import is_without_values
-from .mods import AnyMod, text_of
+from .mods import AnyMod, is_code, text_of
 
 _unpack = torch._VF._unpack_dual
 _is_transformed = torch._C._are_functorch_transforms_active
@@ -49,7 +49,7 @@ def in_transforms(call: str) -> str:
 
 def _captured(kind, mod):
     """The tensors that a mod captures; of what is no mod the call itself says so."""
-    if callable(mod):
+    if is_code(mod):
         mod = text_of(kind, mod, {}, for_once=True)
     values = mod.captures.values() if isinstance(mod, AnyMod) else ()
     return [t for t in values if isinstance(t, torch.Tensor)]

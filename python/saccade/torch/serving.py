@@ -33,7 +33,7 @@ from .checks import (
     way_of,
 )
 from .flex import MaskMod, ScoreMod
-from .mods import AnyMod, Resolved, dtype_name, in_names_of, view, written
+from .mods import Resolved, dtype_name, in_names_of, view, written
 from .outside import check_apart, is_apart
 from .tables import Keys, check_absent, check_pages
 
@@ -299,7 +299,7 @@ def _of_text(text, kind, device):
 
 
 def resolved(mod, kind, device):
-    if not callable(mod) and not isinstance(mod, (str, AnyMod)):
+    if not callable(mod) and not isinstance(mod, str):
         raise TypeError(f"{kind}: got {brief(mod)}, expected a callable, or text")
     if type(mod) is str:
         return _of_text(mod, kind, device)
