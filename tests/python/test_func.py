@@ -433,6 +433,40 @@ def test_masks_of_what_vmap_maps():
     assert torch.equal(vmap(dense)(live), torch.stack([dense(m) for m in live]))
 
 
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float64))
+def test_what_goes_around_forward_mode_is_refused(dtype):
+    q, k, v = given(dtype=dtype)
+    f = lambda q: attend(q, k, v)  # noqa: E731
+    rate = lambda f: lambda q: jvp(f, (q,), (k,))[1]  # noqa: E731
+    for take in (
+        rate(rate(f)),
+        jacfwd(jacfwd(f)),
+        grad(lambda q: rate(f)(q).sum()),
+        jacrev(jacfwd(f)),
+    ):
+        with pytest.raises(NotImplementedError, match="got one around jvp or jacfwd, expected"):
+            take(q)
+
+
+def test_gradients_with_tangents_of_earlier_calls_are_refused():
+    q, k, v = given()
+    packed = q[0].transpose(0, 1).contiguous()
+    ends = torch.tensor([0, N], dtype=torch.int32)
+    for call, x in (
+        (lambda q: attend(q, k, v), q),
+        (lambda q: st.flex_attention(q, k, v, return_lse=True)[0], q),
+        (lambda x: st.varlen_attention(x, packed, packed, ends), packed),
+    ):
+        x = x.clone().requires_grad_()
+        out = call(x)
+        for _ in range(3):  # warm
+            torch.autograd.grad(call(x), x, out.detach())
+        with forward_ad.dual_level():
+            d_out = forward_ad.make_dual(out.detach(), out.detach())
+            with pytest.raises(NotImplementedError, match="a gradient with a tangent"):
+                torch.autograd.grad(out, x, d_out)
+
+
 PACKED = torch.randn(9, 2, 8)
 ENDS = torch.tensor([0, 4, 9], dtype=torch.int32)
 ROWS = torch.randn(1, 2, 9, 8)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 
 import torch
+from torch.autograd import forward_ad
 
 from .batched import NO_SECOND_BATCHED, gradients_of_each, is_batched, is_many, of_each
 from .calls import FakeCall
@@ -14,6 +15,8 @@ from .memory import NO_VMAP
 from .mods import place
 from .once import last
 from .warm import extension
+
+_unpack = torch._VF._unpack_dual
 
 
 class Attention(torch.autograd.Function):
@@ -53,14 +56,31 @@ class Out(torch.autograd.Function):
     def backward(ctx, d_out):
         entry, d_out = ctx.entry, d_out.resolve_neg()
         needs, run, _ = entry.call.warm_backward
-        if needs == ctx.needs_input_grad and not torch.is_grad_enabled():
+        if needs == ctx.needs_input_grad and not _is_watched():
             made = run(None, entry.call.dropout, *ctx.saved_tensors, d_out)
             if made is not None:
                 return made
         return _backward(ctx, d_out, None)
 
 
+def _is_watched():
+    """Whether a backward pass may be differentiated."""
+    return forward_ad._current_level >= 0 or torch.is_grad_enabled()
+
+
+def check_rates(*gradients):
+    """Raises where what comes in changes, as forward mode has it: what goes out would not."""
+    if forward_ad._current_level < 0:
+        return
+    if any(t is not None and _unpack(t, level=0)[1] is not None for t in gradients):
+        raise NotImplementedError(
+            "saccade: got a gradient with a tangent for a call made before forward mode was "
+            "on, expected the call inside of dual_level too"
+        )
+
+
 def _backward(ctx, d_out, d_lse):
+    check_rates(d_out, d_lse)
     saved, needs, entry = ctx.saved_tensors, ctx.needs_input_grad[1:], ctx.entry
     if is_batched(d_out, d_lse):
         one = functools.partial(_gradients, entry, needs)
@@ -86,6 +106,7 @@ class Gradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *rates):
+        check_rates(*rates)
         kept = ctx.saved_tensors
         if is_many(*rates):
             return of_each(lambda *one: Gradient._second(ctx, kept, one), *rates)
@@ -201,7 +222,7 @@ class Warm(Out):
 _all_of = super(torch.autograd.Function, Attention).apply
 out_of = super(torch.autograd.Function, Out).apply
 if extension is not None:
-    extension.nodes(Warm._backward_cls, Out.forward, Out.backward, torch.is_grad_enabled)
+    extension.nodes(Warm._backward_cls, Out.forward, Out.backward, _is_watched)
     out_of = super(torch.autograd.Function, Warm).apply
 
 

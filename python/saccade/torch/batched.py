@@ -67,6 +67,10 @@ class Batched(torch.autograd.Function):
         raise NotImplementedError(NO_SECOND_BATCHED)
 
     @staticmethod
+    def jvp(ctx, *_):
+        raise NotImplementedError(NO_SECOND_BATCHED)
+
+    @staticmethod
     def vmap(info, dims, run, *tensors):
         made = []
         for i in range(info.batch_size):

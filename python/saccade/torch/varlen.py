@@ -8,7 +8,7 @@ from typing import Any, Optional
 import torch
 
 from ..c import abi, objects
-from .autograd import Slots
+from .autograd import Slots, check_rates
 from .batched import gradients_of_each, is_batched
 from .calls import autocast, stats_dtype, weight_of
 from .checks import (
@@ -247,6 +247,7 @@ class _Varlen(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, d_out, d_lse):
+        check_rates(d_out, d_lse)
         saved = ctx.saved_tensors  # once: checkpointing makes them again for one look
         needs = ctx.needs_input_grad[1:]
 
