@@ -165,6 +165,18 @@ def test_rows_without_memory():
     emptied.untyped_storage().resize_(0)
     with pytest.raises(TypeError, match="query: got a tensor of shape .* resized to 0"):
         st.varlen_attention(emptied, PACKED, PACKED, STARTS)
+    with FakeTensorMode():
+        fake, one = torch.zeros(3, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+        rows, sinks = torch.zeros(1, 2, 8, 16), torch.zeros(2)
+    for name, call in (
+        ("cu_seqlens_q", lambda: st.varlen_attention(PACKED, PACKED, PACKED, fake)),
+        ("query", lambda: st.cached_attention(rows, Q, Q)),
+        ("seq_lens", lambda: st.cached_attention(Q, Q, Q, seq_lens=one)),
+        ("sinks", lambda: st.cached_attention(Q, Q, Q, sinks=sinks)),
+        ("x", lambda: st.quantize(rows, "i8")),
+    ):
+        with pytest.raises(TypeError, match=f"^{name}: got a FakeTensor, which has no memory"):
+            call()
 
 
 def test_numbers_of_caches():

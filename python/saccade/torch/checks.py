@@ -235,6 +235,7 @@ def check_numbers(name, t, rank):
         raise ValueError(
             f"{name}: got {t.dtype} of rank {t.dim()}, expected an int32 tensor of rank {rank}"
         )
+    check_memory(name, t)
 
 
 def _check_device(q):
@@ -255,6 +256,7 @@ def check_here(name, t, device):
     if not isinstance(t, torch.Tensor):
         raise ValueError(f"{name}: got {brief(t)}, expected a tensor")
     check_plain(name, t)
+    check_memory(name, t)
     if t.device != device:
         raise ValueError(f"{name}: got device {t.device}, expected {device}")
 

@@ -14,6 +14,7 @@ import torch
 from ..c import abi, objects
 from .checks import brief, check_flags, check_here, count_of
 from .graph_breaks import out_of_graphs
+from .memory import check_memory
 from .mods import view
 from .serving import CODES, cache_view
 
@@ -50,6 +51,7 @@ def quantize(
     if not is_plain or x.dim() != 4 or x.device.type != "cpu":
         got = f"rank {x.dim()} on {x.device}" if is_plain else brief(x)
         raise ValueError(f"x: got {got}, expected a tensor of rank 4 on the host")
+    check_memory("x", x)
     B, H, N, D = x.shape
     for name, n, by in (("tokens", N, tokens), ("channels", D, channels)):
         count_of(name, by)

@@ -33,6 +33,7 @@ from .checks import (
     way_of,
 )
 from .flex import MaskMod, ScoreMod
+from .memory import check_memory
 from .mods import Resolved, dtype_name, in_names_of, view, written
 from .outside import check_apart, is_apart
 from .tables import Keys, check_absent, check_pages
@@ -262,6 +263,7 @@ def _check_lengths(q_offset, indices, indptr, last_page_len, max_q, max_k, ragge
 def _count(name, x):
     """A tensor as it is, or a number of 32 bits."""
     if isinstance(x, torch.Tensor):
+        check_memory(name, x)
         return x
     try:
         n = operator.index(x)
