@@ -143,6 +143,34 @@ static void repeated_captures(void **state)
     saccade_mod_destroy(mod);
 }
 
+/* A capture that only dead code names may be empty, and its elements are not read. */
+static void empty_captures(void **state)
+{
+    static const char *const text[] = {"d = doc[q]; q >= kv", "d = rows[q, kv]; q >= kv"};
+    static const int64_t strides[][2] = {{8, 1}, {0, 1}, {0, 0}};
+    static int32_t nothing;
+    const saccade_block_mask_options options = {
+        .size = sizeof options, .block_q = 32, .block_kv = 16};
+    saccade_binding all[] = {{"doc", {&nothing, SACCADE_I32, {0, 0}, 1, {0}, {0}}},
+                             {"rows", {&nothing, SACCADE_I32, {0, 0}, 2, {0, 8}, {8, 1}}}};
+    (void)state;
+    for (int n = 0; n < 6; n++) {
+        saccade_binding *b = &all[n % 2];
+        saccade_error err = {0};
+        saccade_block_mask *mask;
+        saccade_mod *mod = brute_mod(text[n % 2], all, 2);
+        for (int d = 0; d < 2; d++)
+            b->tensor.stride[d] = strides[n / 2][d];
+        uint8_t *live = brute_dense(mod, &sizes, NULL, b, 1);
+        if (saccade_block_mask_create(NULL, mod, &sizes, NULL, b, 1, &options, &mask, &err))
+            fail_msg("%s: %s", err.where, err.message);
+        brute_compare(mask, &sizes, 32, 16, live, text[n % 2]);
+        saccade_block_mask_destroy(mask);
+        free(live);
+        saccade_mod_destroy(mod);
+    }
+}
+
 static void named_masks_are_exact(void **state)
 {
     static const int32_t blocks[][2] = {{128, 128}, {64, 32}, {37, 50}, {1, 411}, {500, 7}};
@@ -330,6 +358,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(named_masks_are_exact),
         cmocka_unit_test(repeated_captures),
+        cmocka_unit_test(empty_captures),
         cmocka_unit_test(offsets_are_exact),
         cmocka_unit_test(random_masks_are_exact),
         cmocka_unit_test(great_lengths_stay_small),

@@ -42,6 +42,23 @@ struct pass_prover {
 
 /* ---- making ---- */
 
+/* Whether the mask loads a capture: dead code may name one that is empty. */
+static int is_loaded(const mod_fn *fn, uint32_t capture)
+{
+    for (uint32_t i = 0; i < fn->n_nodes; i++)
+        if (fn->nodes[i].op == OP_LOAD && fn->nodes[i].imm.i == (int32_t)capture)
+            return 1;
+    return 0;
+}
+
+static int is_empty(const saccade_tensor *t)
+{
+    for (int32_t d = 0; d < t->rank; d++)
+        if (t->shape[d] == 0)
+            return 1;
+    return 0;
+}
+
 static saccade_status make_tables(const mod_fn *fn, const eval_env *env, pass_prover *p,
                                   saccade_error *err)
 {
@@ -50,7 +67,8 @@ static saccade_status make_tables(const mod_fn *fn, const eval_env *env, pass_pr
     p->n_tables = fn->n_captures;
     for (uint32_t i = 0; env && env->tensors && i < fn->n_captures; i++) {
         const saccade_tensor *t = &env->tensors[i];
-        if (fn->captures[i].rank == 0 || !t->data || t->device.kind != SACCADE_CPU)
+        if (fn->captures[i].rank == 0 || !t->data || t->device.kind != SACCADE_CPU
+            || is_empty(t) || !is_loaded(fn, i))
             continue;
         TRY(minmax_create(&fn->captures[i], t, &p->tables[i], err));
     }
