@@ -516,7 +516,23 @@ enum { PLACES = 701 };
 typedef struct gather {
     float t[PLACES * 4], sums[PLACES * 4], w, d_w;
     int32_t idx[37 * 210];
+    const char *mask, *weight; /* or NULL */
+    int64_t seed[2];           /* of dropout */
 } gather;
+
+/* A mod without captures, or NULL. */
+static saccade_mod *mod_of(saccade_kind kind, const char *text)
+{
+    saccade_mod *generic, *mod = NULL;
+    saccade_error err = {0};
+    if (!text)
+        return NULL;
+    assert_int_equal(saccade_mod_parse(kind, text, strlen(text), &generic, &err), 0);
+    if (saccade_mod_bind(generic, NULL, 0, &mod, &err))
+        fail_msg("%s: %s", text, err.message);
+    saccade_mod_destroy(generic);
+    return mod;
+}
 
 /* The gradient of t, by so many threads, with all the workspace that the run would like or the
  * least that it needs. */
@@ -532,6 +548,10 @@ static void run_gather(const char *backend, const char *text, saccade_dtype dtyp
                                    {"w", saccade_tensor_of(&g->w, SACCADE_F32, 0, NULL)}};
     const saccade_binding sums = {"t", saccade_tensor_of(g->sums, SACCADE_F32, 2, t)};
     const saccade_context_options options = {.size = sizeof options, .threads = threads};
+    const int64_t two[] = {2};
+    const saccade_tensor seed = saccade_tensor_of(g->seed, SACCADE_I64, 1, two);
+    saccade_mod *const mask = mod_of(SACCADE_MASK, g->mask);
+    saccade_mod *const weight = mod_of(SACCADE_WEIGHT, g->weight);
     saccade_mod *generic, *score;
     saccade_context *context;
     saccade_plan *plan;
@@ -553,6 +573,8 @@ static void run_gather(const char *backend, const char *text, saccade_dtype dtyp
     p.dtype = dtype;
     p.backend = backend;
     p.score = score;
+    p.mask = mask;
+    p.weight = weight;
     p.gradients = SACCADE_GRADIENT_CAPTURES;
     p.gradient_captures = names;
     p.n_gradient_captures = 1;
@@ -566,6 +588,7 @@ static void run_gather(const char *backend, const char *text, saccade_dtype dtyp
     a.out = &c->out;
     a.lse = &c->lse;
     a.d_out = &c->d_out;
+    a.dropout = weight ? &seed : NULL;
     a.d_captures = &sums;
     a.n_d_captures = 1;
     a.bindings = bindings;
@@ -581,6 +604,7 @@ static void run_gather(const char *backend, const char *text, saccade_dtype dtyp
     f.v = a.v;
     f.out = a.out;
     f.lse = a.lse;
+    f.dropout = a.dropout;
     f.bindings = bindings;
     f.n_bindings = a.n_bindings;
     f.workspace_bytes = saccade_plan_workspace(plan, &sizes);
@@ -594,6 +618,8 @@ static void run_gather(const char *backend, const char *text, saccade_dtype dtyp
     saccade_context_destroy(context);
     saccade_mod_destroy(generic);
     saccade_mod_destroy(score);
+    saccade_mod_destroy(mask);
+    saccade_mod_destroy(weight);
 }
 
 static void near_sums(const gather *got, const gather *gold, double eps, const char *what)
@@ -653,12 +679,105 @@ static void test_gathers(void **state)
     }
 }
 
+static void fill_gather(gather *g)
+{
+    memset(g, 0, sizeof *g);
+    for (int i = 0; i < PLACES * 4; i++)
+        g->t[i] = noise(i + 11) / 64;
+    for (int i = 0; i < 37 * 210; i++)
+        g->idx[i] = (int32_t)((uint32_t)i * 2654435761u % PLACES);
+}
+
+static void fill_zero(const saccade_tensor *t)
+{
+    memset(t->data, 0, (size_t)count(t) * sizeof(float));
+}
+
+/* A masked V may hold anything. Row 0 of each head sees two large values that cancel, and row 1
+ * one of them; key 2 is masked and its NaN, infinity or size must not reach the scale. */
+static void test_masked_values(void **state)
+{
+    static const float masked[] = {0, NAN, INFINITY, -INFINITY, 1e18f, 3e38f};
+    static gather got, gold;
+    call c = call_of(SACCADE_F32);
+    float *v = c.v.data, *d_out = c.d_out.data;
+    (void)state;
+    for (int is_large = 0; is_large < 2; is_large++)
+        for (size_t n = 0; n < sizeof masked / sizeof *masked; n++) {
+            fill_gather(&gold);
+            gold.mask = "kv != 2 && (q != 1 || kv == 0)";
+            if (is_large) {
+                fill_zero(&c.k);
+                fill_zero(&c.d_out);
+                fill_zero(&c.v);
+            }
+            for (int64_t head = 0; head < 8; head++)
+                d_out[head * sizes.Q * sizes.Dv] = 1;
+            for (int64_t head = 0; head < 4; head++) {
+                float *const first = v + head * sizes.KV * sizes.Dv;
+                if (is_large) {
+                    first[0] = 1e6f;
+                    first[sizes.Dv] = -1e6f;
+                    first[3 * sizes.Dv] = 1e-3f;
+                }
+                for (int64_t d = 0; d < sizes.Dv; d++)
+                    first[2 * sizes.Dv + d] = masked[n];
+            }
+            got = gold;
+            static const char text[] = "score + t[h, idx[q, kv]]";
+            run_gather("ref", text, SACCADE_F32, 1, 0, &c, &gold);
+            run_gather("cpu", text, SACCADE_F32, 2, 0, &c, &got);
+            near_sums(&got, &gold, 2e-5, text);
+        }
+    drop_call(&c);
+}
+
+/* Two live keys of values 1 and nearly -1, both kept at rate 0.95: terms are ten times what
+ * they are without dropout, and delta is small. */
+static void test_kept_terms(void **state)
+{
+    static const char text[] = "score + t[h, idx[q, kv]]";
+    static gather got, gold;
+    call c = call_of(SACCADE_F32);
+    float *v = c.v.data, *d_out = c.d_out.data;
+    const float *out = c.out.data;
+    int64_t found = -1;
+    (void)state;
+    fill_gather(&gold);
+    gold.mask = "kv < 2";
+    gold.weight = "dropout(0.95)";
+    fill_zero(&c.k);
+    fill_zero(&c.v);
+    fill_zero(&c.d_out);
+    for (int64_t head = 0; head < 4; head++) {
+        v[head * sizes.KV * sizes.Dv] = 1;
+        v[(head * sizes.KV + 1) * sizes.Dv] = -1 + 0x1p-6f;
+    }
+    for (int seed = 0; found < 0 && seed < 100; seed++) {
+        gold.seed[0] = seed;
+        run_gather("ref", text, SACCADE_F32, 1, 0, &c, &gold);
+        for (int64_t row = 0; row < 8 * sizes.Q; row++) {
+            const float o = fabsf(out[row * sizes.Dv]);
+            found = o > 0 && o < 1 ? row : found;
+        }
+    }
+    assert_true(found >= 0);
+    d_out[found * sizes.Dv] = 1;
+    got = gold;
+    run_gather("ref", text, SACCADE_F32, 1, 0, &c, &gold);
+    run_gather("cpu", text, SACCADE_F32, 2, 0, &c, &got);
+    near_sums(&got, &gold, 2e-5, text);
+    drop_call(&c);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_chunks),
         cmocka_unit_test(test_repeated),
         cmocka_unit_test(test_gathers),
+        cmocka_unit_test(test_masked_values),
+        cmocka_unit_test(test_kept_terms),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

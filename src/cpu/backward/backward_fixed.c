@@ -1,11 +1,12 @@
 /* Gradients of captures whose index is of no form that gives an order: sums in fixed point,
  * 64-bit integers, which are exact and so the same in any order, and items run at once.
  *
- * The scale is proven before the run. A row's weights sum to 1, so its terms p (dO . v - delta)
- * sum to at most M_i = |dO_i| max |v| + |delta_i| in size, and whatever goes to one element to
- * at most sum M_i times the largest derivative by the read, which has to be constant within
- * a head. Scaled to 2^60 that leaves room for rounding, of 2^-61 of it a term. Where V or dO
- * are not finite there is no bound, and positions add one after the other as elsewhere. */
+ * The scale is proven before the run. A row's weights p sum to 1, and dropout multiplies them
+ * by z, at most `factor`, so its terms p (z dO . v - delta) sum to at most
+ * M_i = factor |dO_i| max |v| + |delta_i| in size, and whatever goes to one element to at most
+ * sum M_i times the largest derivative by the read, which has to be constant within a head.
+ * Scaled to 2^60 that leaves room for rounding, of 2^-61 of it a term. Where dO or a live V is
+ * not finite there is no bound, and positions add one after the other as elsewhere. */
 #include "cpu/backward/backward.h"
 
 #include "base/tensor_walk.h"
@@ -48,7 +49,14 @@ size_t backward_fixed_bytes(const cpu_backward_plan *backward, const plan_gradie
 
 /* ---- the scale ---- */
 
-/* The largest |v|^2 of live keys; NaN where one is not finite. */
+/* What squares of dim elements may have lost to underflow, with or without denormals. */
+static double lost_of(int32_t dim)
+{
+    return dim * 0x1p-126;
+}
+
+/* The largest |v|^2 of keys, live or not. A NaN does not count: where it is live, the delta of
+ * each row that sees it is NaN, and the sum below with it. */
 static double most_of_values(const backward_job *job)
 {
     const plan_run *run = job->run;
@@ -64,51 +72,66 @@ static double most_of_values(const backward_job *job)
             float squares[ROWS];
             job->backward->kernels->row_dots(&rows, &rows, n, squares);
             for (int32_t r = 0; r < n; r++)
-                most = (double)squares[r] <= most ? most : (double)squares[r];
+                most = (double)squares[r] > most ? (double)squares[r] : most;
         }
     }
-    return most;
+    return most + lost_of((int32_t)s->Dv);
 }
 
-static double sum_of_part(const backward_job *job, const plan_part *part, int64_t head,
-                          double most)
+/* sum M_i, and the largest |o|^2, of rows that are computed here. */
+typedef struct rows_sum {
+    double sum, most_out;
+} rows_sum;
+
+static void add_part(const backward_job *job, const plan_part *part, int64_t head, double most,
+                     rows_sum *to)
 {
     const saccade_sizes *s = &job->run->sizes;
     const cpu_rows all = cpu_rows_of(job->gradients->d_out, head / s->H, head % s->H);
+    const cpu_rows all_out = cpu_rows_of(job->run->out, head / s->H, head % s->H);
     const float *delta = job->delta + head * s->Q + part->first;
-    double sum = 0;
+    const double factor = job->run->dropout.is_on ? (double)job->run->dropout.factor : 1;
     for (int64_t i = 0; i < part->count; i += ROWS) {
         const int32_t n = (int32_t)smaller(part->count - i, ROWS);
         const cpu_rows rows = cpu_rows_from(all, part->row + i);
-        float squares[ROWS];
+        const cpu_rows out = cpu_rows_from(all_out, part->row + i);
+        float squares[ROWS], out_squares[ROWS];
         job->backward->kernels->row_dots(&rows, &rows, n, squares);
-        for (int32_t r = 0; r < n; r++)
-            sum += sqrt((double)squares[r] * most) + fabs((double)delta[i + r]);
+        job->backward->kernels->row_dots(&out, &out, n, out_squares);
+        for (int32_t r = 0; r < n; r++) {
+            const double square = (double)squares[r] + lost_of((int32_t)s->Dv);
+            to->sum += factor * sqrt(square * most) + fabs((double)delta[i + r]);
+            if ((double)out_squares[r] > to->most_out)
+                to->most_out = (double)out_squares[r];
+        }
     }
-    return sum;
 }
 
-/* sum M_i of the head above, over the rows that are computed here. */
+/* sum M_i of the head above. The largest |o| is at most the largest live |v| (times factor).
+ * Values far above it may be masked ones, which hold anything and would leave the live ones no
+ * digits: then there is no bound. 2^16 leaves 2^-45 of the sum's size a term. */
 static double sum_of_rows(const backward_job *job, double most)
 {
     const saccade_sizes *s = &job->run->sizes;
     const plan_part whole = {0, s->Q, 0};
     const plan_rows all = {.part = &whole, .n = 1};
     const plan_rows *rows = job->run->rows ? job->run->rows : &all;
-    double sum = 0;
+    rows_sum to = {0, 0};
     for (int64_t head = 0; head < s->B * s->H; head++)
         for (int32_t n = 0; n < rows->n; n++)
-            sum += sum_of_part(job, &rows->part[n], head, most);
-    return sum;
+            add_part(job, &rows->part[n], head, most, &to);
+    const double least = to.most_out + 2 * lost_of((int32_t)s->Dv);
+    return most <= 0x1p32 * least ? to.sum : INFINITY;
 }
 
+/* The largest |derivative| of a head; NaN if one is. */
 static double most_of_factors(const backward_job *job, const backward_read *read)
 {
     const saccade_sizes *s = &job->run->sizes;
     double *values = backward_worker_of(job, 0)->values, most = 0;
     for (int64_t head = 0; head < s->B * s->H; head++) {
         const double x = fabs(backward_factor_of(job, read, head / s->H, head % s->H, values));
-        most = x <= most ? most : x;
+        most = x <= most || isnan(most) ? most : x;
     }
     return most;
 }
