@@ -112,6 +112,7 @@ static void facts_of_scores(void **state)
         {"score + af[h]", 0, 0, 0, 1, 0},
         {"q > kv ? score : -3e38", 0, 0, 1, 1, 0},
         {"q > kv ? score : -inf", 0, 0, 0, 1, 0},
+        {"KV * tanh(score / KV)", 0, 0, 0, 0, INFINITY},
         {"sigmoid(score)", 1, 1, 0, 0, 0},
         {"score * score", 0, 0, 0, 0, 0},
         {"2.0 * tanh(score) + tanh(3.0 * score) / 4.0", 1, 1, 0, 0, 2.25},

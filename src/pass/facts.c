@@ -139,11 +139,10 @@ static const pass_box anywhere = {
     {POSITION_MOST, POSITION_MOST, POSITION_MOST, POSITION_MOST},
 };
 
-/* By ranges over all positions and all values of captures. */
+/* By ranges over all positions, sizes and values of captures. */
 static int is_bounded(const mod_fn *fn, pass_range *ranges)
 {
-    const eval_env unknown = {.size = {1, 1, 1, 1, 1, 1, 1}};
-    pass_ranges(fn, &unknown, &anywhere, NULL, ranges);
+    pass_ranges(fn, NULL, &anywhere, NULL, ranges);
     const pass_range *r = &ranges[fn->result];
     return r->flo >= -(double)PASS_BOUND && r->fhi <= (double)PASS_BOUND;
 }
