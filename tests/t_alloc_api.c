@@ -105,6 +105,7 @@ typedef struct fixture {
     saccade_context *context;
     saccade_mod *mask, *score;
     saccade_binding bindings[4]; /* W, doc; cap, bias */
+    int32_t n_bindings;
     saccade_block_mask *blocks;
     saccade_plan *plan;
     void *workspace;
@@ -241,11 +242,39 @@ static saccade_status use_forward(void *arg, saccade_error *err)
         .out = &out,
         .block_mask = f->blocks,
         .bindings = f->bindings,
-        .n_bindings = 4,
+        .n_bindings = f->n_bindings,
         .workspace = f->workspace,
         .workspace_bytes = f->workspace_bytes,
     };
     return saccade_forward(f->plan, &args, err);
+}
+
+/* A mask of many operations, whose live tiles are proven while running. */
+static void a_long_mask_allocates_nothing(void **state)
+{
+    static const char text[] = "sum(i, 40, int(q * i % 7 == kv % 5)) > 3";
+    fixture f = *(fixture *)*state;
+    saccade_problem problem;
+    saccade_mod *generic;
+    saccade_error err = {0};
+    assert_int_equal(
+        saccade_mod_parse(SACCADE_MASK, text, sizeof text - 1, &generic, &err), SACCADE_OK);
+    assert_int_equal(saccade_mod_bind(generic, NULL, 0, &f.mask, &err), SACCADE_OK);
+    saccade_problem_init(&problem);
+    problem.sizes = sizes;
+    problem.dtype = SACCADE_F32;
+    problem.backend = "cpu";
+    problem.mask = f.mask;
+    assert_int_equal(saccade_plan_create(f.context, &problem, &f.plan, &err), SACCADE_OK);
+    f.blocks = NULL;
+    f.n_bindings = 0;
+    f.workspace_bytes = saccade_plan_workspace(f.plan, &sizes);
+    f.workspace = aligned_alloc(64, (f.workspace_bytes + 64) / 64 * 64);
+    assert_int_equal(fail_alloc_sweep_lenient("long mask", use_forward, &f), 0);
+    free(f.workspace);
+    saccade_plan_destroy(f.plan);
+    saccade_mod_destroy(f.mask);
+    saccade_mod_destroy(generic);
 }
 
 static int set_up(void **state)
@@ -259,6 +288,7 @@ static int set_up(void **state)
     for (size_t i = 0; i < sizeof k_data / sizeof k_data[0]; i++)
         k_data[i] = cosf((float)i);
     const saccade_context_options options = {.size = sizeof options, .threads = 1};
+    f.n_bindings = 4;
     f.bindings[0] = binding("W", &window_size, SACCADE_I32, 0, 0, 0);
     f.bindings[1] = binding("doc", doc, SACCADE_I32, 1, KV, 0);
     f.bindings[2] = binding("cap", &cap, SACCADE_F32, 0, 0, 0);
@@ -328,6 +358,7 @@ int main(void)
         cmocka_unit_test(block_masks),
         cmocka_unit_test(plans),
         cmocka_unit_test(a_run_allocates_nothing),
+        cmocka_unit_test(a_long_mask_allocates_nothing),
     };
     return cmocka_run_group_tests_name("alloc api", tests, set_up, tear_down);
 }

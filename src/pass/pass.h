@@ -74,9 +74,15 @@ typedef struct pass_box {
 void pass_ranges(const mod_fn *fn, const eval_env *env, const pass_box *box,
                  const pass_range *score_range, pass_range *ranges);
 
-/* ---- prover.c: verdicts on masks over boxes ---- */
-
+/* What a mask is over all of a box. */
 typedef enum pass_verdict { PASS_NEVER, PASS_ALWAYS, PASS_UNKNOWN } pass_verdict;
+
+/* By ranges of its nodes, without allocating: scratch has pass_cover_bytes(mask->n_nodes). */
+pass_verdict pass_cover(const mod_fn *mask, const eval_env *env, const pass_box *box,
+                        void *scratch);
+size_t pass_cover_bytes(uint32_t n_nodes);
+
+/* ---- prover.c: verdicts on masks over boxes ---- */
 
 /* A mask made ready for many boxes: min/max tables over the captures it indexes are built
  * here, so it holds for the captured values at this moment. env may have tensors NULL:

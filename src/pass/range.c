@@ -157,32 +157,55 @@ static void range_of_node(const mod_fn *fn, const eval_env *env, const pass_box 
                               node->n_args > 2 ? &values[args[2]] : NULL, out);
 }
 
-void pass_ranges(const mod_fn *fn, const eval_env *env, const pass_box *box,
-                 const pass_range *score_range, pass_range *ranges)
+/* Values of all nodes; values: zeros. */
+static void walk(const mod_fn *fn, const eval_env *env, const pass_box *box,
+                 const pass_range *score, range_val *values)
 {
-    range_val small[64], *values = small;
     pass_box at = *box;
     const int32_t b = env ? env->b_offset : 0, h = env ? env->h_offset : 0;
     at.lo[VAR_B] += b;
     at.hi[VAR_B] += b;
     at.lo[VAR_H] += h;
     at.hi[VAR_H] += h;
+    for (uint32_t i = 0; i < fn->n_nodes; i++)
+        range_of_node(fn, env, &at, score, &fn->nodes[i], values);
+}
+
+void pass_ranges(const mod_fn *fn, const eval_env *env, const pass_box *box,
+                 const pass_range *score_range, pass_range *ranges)
+{
+    range_val small[64], *values = small;
     if (fn->n_nodes > sizeof small / sizeof small[0])
         values = calloc(fn->n_nodes, sizeof *values);
     else
         memset(small, 0, sizeof small);
+    if (values)
+        walk(fn, env, box, score_range, values);
     for (uint32_t i = 0; i < fn->n_nodes; i++) {
-        const mod_node *node = &fn->nodes[i];
         if (values) {
-            range_of_node(fn, env, &at, score_range, node, values);
-            to_public(&values[i], node->type, &ranges[i]);
+            to_public(&values[i], fn->nodes[i].type, &ranges[i]);
         } else { /* out of memory: nothing is known, which is always true */
             const mod_capture any = {.dtype = SACCADE_I32};
             range_val all;
             range_of_dtype(&any, &all);
-            to_public(&all, node->type, &ranges[i]);
+            to_public(&all, fn->nodes[i].type, &ranges[i]);
         }
     }
     if (values != small)
         free(values);
+}
+
+size_t pass_cover_bytes(uint32_t n_nodes)
+{
+    return n_nodes * sizeof(range_val);
+}
+
+pass_verdict pass_cover(const mod_fn *mask, const eval_env *env, const pass_box *box,
+                        void *scratch)
+{
+    range_val *values = scratch;
+    memset(values, 0, pass_cover_bytes(mask->n_nodes));
+    walk(mask, env, box, NULL, values);
+    const range_val *r = &values[mask->result];
+    return !r->can_true ? PASS_NEVER : !r->can_false ? PASS_ALWAYS : PASS_UNKNOWN;
 }

@@ -308,7 +308,7 @@ typedef struct backward_worker {
     jit_state *jit; /* NULL: the interpreter changes scores */
     int64_t score_head, mask_head, jit_head, jit_i0, jit_j0; /* where they stand, -1: nowhere */
     float head_slope; /* dP and delta are multiplied by it */
-    pass_range *ranges;
+    void *ranges;
     cpu_limits limits;
     double *values;
 } backward_worker;
@@ -324,7 +324,7 @@ void backward_weigh_item(void *job, int64_t index, int thread);
 int32_t backward_keys_there(const backward_worker *w);
 /* Whether rows of the block and keys [j0, j1) have live positions; is_full: all. */
 cpu_cover backward_cover_of(const backward_job *job, int64_t b, int64_t h, int64_t row_block,
-                            int64_t j0, int64_t j1, pass_range *ranges);
+                            int64_t j0, int64_t j1, void *ranges);
 
 /* ---- backward_scores.c ---- */
 

@@ -64,7 +64,7 @@ void backward_begin_threads(backward_job *job)
         w->row = (float *)(void *)(base + at.row);
         w->most = (float *)(void *)(base + at.most);
         w->live = (uint8_t *)(base + at.live);
-        w->ranges = (pass_range *)(void *)(base + at.ranges);
+        w->ranges = base + at.ranges;
         w->limits.first = (int64_t *)(void *)(base + at.limits);
         w->limits.past = w->limits.first + CPU_MOST_ROWS;
         w->values = (double *)(void *)(base + at.values);
@@ -93,7 +93,7 @@ static cpu_cover cover_of_span(const backward_span *span, int64_t j0, int64_t j1
 }
 
 cpu_cover backward_cover_of(const backward_job *job, int64_t b, int64_t h, int64_t row_block,
-                            int64_t j0, int64_t j1, pass_range *ranges)
+                            int64_t j0, int64_t j1, void *ranges)
 {
     const saccade_sizes *s = &job->run->sizes;
     const int64_t i0 = row_block * job->g.rows;

@@ -174,7 +174,7 @@ backward_scratch backward_scratch_of(const saccade_plan *plan,
     place(bytes64(larger(g->dq_ld, g->dv_ld), sizeof(float)), &at.row, &end);
     place(bytes64(BACKWARD_ROWS, sizeof(float)), &at.most, &end);
     place(bytes64(g->rows * BACKWARD_KEYS, 1), &at.live, &end);
-    place(bytes64(state->mask ? plan->problem.mask->n_nodes : 0, sizeof(pass_range)),
+    place(bytes64((int64_t)pass_cover_bytes(state->mask ? plan->problem.mask->n_nodes : 0), 1),
           &at.ranges, &end);
     place(limits ? 2 * CPU_MOST_ROWS * sizeof(int64_t) : 0, &at.limits, &end);
     int64_t n_values = limits ? limits->fn->n_nodes : 0;

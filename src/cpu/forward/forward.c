@@ -63,8 +63,7 @@ static void weigh_rows(void *arg, int64_t index, int thread)
     cpu_span_of(&job->live, &rows, (double *)(void *)(own + at->values), &from, &to);
     for (int64_t n = n0; n < n0 + job->g.splits; n++) {
         const cpu_box box = cpu_item_of(job, n).box;
-        job->weight[n] = cpu_weight_of(&job->live, &box, from, to,
-                                       (pass_range *)(void *)(own + at->ranges));
+        job->weight[n] = cpu_weight_of(&job->live, &box, from, to, own + at->ranges);
     }
 }
 

@@ -91,7 +91,7 @@ typedef struct cpu_worker {
     uint32_t stored;      /* strips whose result lies in out already */
     float *row;           /* [o_ld] */
     float *sums[2];       /* parts of all rows, of ranges before and of the last one */
-    pass_range *ranges;
+    void *ranges;
 } cpu_worker;
 
 /* One block of keys of the item. */

@@ -50,7 +50,7 @@ static void begin(const cpu_job *job, cpu_worker *w)
     w->live = (uint8_t *)(base + at.live);
     w->flow = base + at.flow;
     w->row = (float *)(void *)(base + at.row);
-    w->ranges = (pass_range *)(void *)(base + at.ranges);
+    w->ranges = base + at.ranges;
     w->limits.first = (int64_t *)(void *)(base + at.limits);
     w->limits.past = w->limits.first + CPU_MOST_ROWS;
     w->values = (double *)(void *)(base + at.values);

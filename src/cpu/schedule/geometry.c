@@ -180,7 +180,7 @@ static cpu_scratch scratch_of(const cpu_needs *needs, const cpu_geometry *g)
     place(g->v_bytes, &at.v, &end);
     place(bytes64(strip * CPU_BLOCK_KEYS, 1), &at.live, &end);
     place(bytes64(g->o_ld, sizeof(float)), &at.row, &end);
-    place(bytes64(needs->mask_nodes, sizeof(pass_range)), &at.ranges, &end);
+    place(bytes64((int64_t)pass_cover_bytes(needs->mask_nodes), 1), &at.ranges, &end);
     place(needs->limit_nodes ? 2 * CPU_MOST_ROWS * sizeof(int64_t) : 0, &at.limits, &end);
     place(bytes64(needs->limit_nodes, sizeof(double)), &at.values, &end);
     place(needs->score_bytes, &at.score, &end);

@@ -149,7 +149,7 @@ cpu_cover cpu_narrow(const cpu_live *live, const cpu_limits *limits, int32_t gro
 
 /* ---- proof ---- */
 
-static cpu_cover cover_by_proof(const cpu_live *live, const cpu_box *box, pass_range *ranges)
+static cpu_cover cover_by_proof(const cpu_live *live, const cpu_box *box, void *ranges)
 {
     const plan_run *run = live->run;
     const plan_position at = plan_position_of(&run->positions, run->sizes.KV, box->b);
@@ -159,15 +159,18 @@ static cpu_cover cover_by_proof(const cpu_live *live, const cpu_box *box, pass_r
         {(int32_t)box->b, (int32_t)box->h1 - 1, (int32_t)box->i1 - 1 + at.q_offset,
          (int32_t)box->j1 - 1 + at.kv_offset},
     };
-    pass_ranges(live->mask, &run->mask_env, &where, NULL, ranges);
-    const pass_range *result = &ranges[live->mask->result];
-    if (!result->can_true)
+    switch (pass_cover(live->mask, &run->mask_env, &where, ranges)) {
+    case PASS_NEVER:
         return CPU_EMPTY;
-    return result->can_false ? CPU_PARTIAL : CPU_FULL;
+    case PASS_ALWAYS:
+        return CPU_FULL;
+    default:
+        return CPU_PARTIAL;
+    }
 }
 
 cpu_cover cpu_cover_of(const cpu_live *live, const cpu_limits *limits, const cpu_box *box,
-                       pass_range *ranges)
+                       void *ranges)
 {
     if (live->by == CPU_BY_LIMITS)
         return cpu_cover_of_limits(limits, box->j0, box->j1);
@@ -244,7 +247,7 @@ static int64_t overlap(int64_t j0, int64_t j1, int64_t from, int64_t to)
 }
 
 int64_t cpu_weight_of(const cpu_live *live, const cpu_box *box, int64_t from, int64_t to,
-                      pass_range *ranges)
+                      void *ranges)
 {
     const mask_runs *r = live->runs;
     const int64_t blocks = (box->j1 - box->j0 + CPU_BLOCK_KEYS - 1) / CPU_BLOCK_KEYS;

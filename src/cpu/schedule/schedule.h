@@ -63,9 +63,9 @@ saccade_status cpu_live_of(const plan_problem *problem, const plan_run *run, cpu
 saccade_status cpu_prepare_mask(const plan_problem *problem, const saccade_block_mask *mask,
                                 saccade_error *err);
 /* Kernels bound kv_len themselves. limits: of the box's rows, CPU_BY_LIMITS only. ranges:
- * scratch, a pass_range per node of the mask. */
+ * scratch of pass_cover_bytes. */
 cpu_cover cpu_cover_of(const cpu_live *live, const cpu_limits *limits, const cpu_box *box,
-                       pass_range *ranges);
+                       void *ranges);
 /* Cuts the box's keys to those between the first and the last that limits or cells leave, from
  * a multiple of `group` keys on, counted from j0; whether its rows see none or all of them.
  * limits: as above, with any_ and all_ of these rows. */
@@ -80,7 +80,7 @@ void cpu_span_of(const cpu_live *live, const cpu_box *box, double *values, int64
 /* An estimate of the work of a box whose rows span [from, to), to start the longest first: keys
  * by limits, or live tiles. */
 int64_t cpu_weight_of(const cpu_live *live, const cpu_box *box, int64_t from, int64_t to,
-                      pass_range *ranges);
+                      void *ranges);
 /* order[0..n): indices by falling weight, equal weights by index. */
 void cpu_order(const int64_t *weight, int32_t *order, int64_t n);
 

@@ -118,7 +118,7 @@ typedef struct tangent_worker {
     float *row_m, *row_l, *row_c, *rest, *alpha, *ones; /* [rows] */
     float *row, *most;
     uint8_t *live;
-    pass_range *ranges;
+    void *ranges;
     cpu_limits limits;
     double *values;
     jit_state *jit;

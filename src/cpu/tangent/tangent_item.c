@@ -64,7 +64,7 @@ static void begin_thread(tangent_job *job, tangent_worker *w, const tangent_scra
     w->live = (uint8_t *)(base + at->live);
     w->row = floats(base, at->row);
     w->most = floats(base, at->most);
-    w->ranges = (pass_range *)(void *)(base + at->ranges);
+    w->ranges = base + at->ranges;
     w->limits.first = (int64_t *)(void *)(base + at->limits);
     w->limits.past = w->limits.first + CPU_MOST_ROWS;
     w->values = (double *)(void *)(base + at->values);

@@ -123,7 +123,8 @@ tangent_scratch tangent_scratch_of(const saccade_plan *plan, const cpu_tangent_p
     place(bytes64((int64_t)k->strip * CPU_BLOCK_KEYS, 1), &at.live, &end);
     place(bytes64(2 * p->sizes.Dv, sizeof(float)), &at.row, &end);
     place(bytes64(g->rows, sizeof(float)), &at.most, &end);
-    place(bytes64(p->mask ? p->mask->n_nodes : 0, sizeof(pass_range)), &at.ranges, &end);
+    place(bytes64((int64_t)pass_cover_bytes(p->mask ? p->mask->n_nodes : 0), 1), &at.ranges,
+          &end);
     place(limits ? 2 * CPU_MOST_ROWS * sizeof(int64_t) : 0, &at.limits, &end);
     const int64_t slopes = tangent->slope ? tangent->slope->n_nodes : 0;
     place(bytes64(larger(limits ? limits->fn->n_nodes : 0, slopes), sizeof(double)), &at.values,
