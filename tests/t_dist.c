@@ -463,6 +463,7 @@ enum {
     OTHER_WINDOW,
     NO_QUERIES,
     OTHER_MASK,
+    UPDATED,    /* all, in staged mode: the mask, since it was prepared */
     UNPREPARED, /* all, in staged mode: a run ends the transport, the next one says so */
     NOT_THERE,  /* when the others run: they have an error when their time is up */
     FAILURES
@@ -523,11 +524,21 @@ static void *mistaken_thread(void *arg)
     a.k = a.v = &t4;
     a.out = &out;
     a.block_mask = me->mask[me->failure == OTHER_MASK];
+    saccade_block_mask *own = NULL;
+    if (me->failure == UPDATED) {
+        static const saccade_sizes sizes = {1, 1, 1, 400, 400, 8, 8};
+        assert_int_equal(saccade_block_mask_create(NULL, me->mod[0], &sizes, NULL, NULL, 0,
+                                                   NULL, &own, NULL),
+                         SACCADE_OK);
+        a.block_mask = own;
+    }
     a.workspace_bytes = saccade_dist_workspace(dist, 1);
     a.workspace = aligned_alloc(64, (a.workspace_bytes + 63) / 64 * 64);
     const int is_early = me->is_staged && me->failure == UNPREPARED;
     if (!is_early)
         me->status = saccade_dist_prepare(dist, a.block_mask, &me->err);
+    if (own)
+        assert_int_equal(saccade_block_mask_update(own, NULL), SACCADE_OK);
     if (me->status == SACCADE_OK)
         me->status = saccade_dist_forward(dist, &a, &me->err);
     if (is_early) { /* what would do fails after what did not, and says why */
@@ -537,6 +548,7 @@ static void *mistaken_thread(void *arg)
     free(a.workspace);
     free(data);
     saccade_dist_destroy(dist);
+    saccade_block_mask_destroy(own);
     return NULL;
 }
 
@@ -559,6 +571,8 @@ static void check_failure(const mistaken *each, int failure, int is_staged)
     }
     if (failure == OTHER_MASK)
         assert_int_equal(each[2].status, SACCADE_EINVAL); /* keys that nobody sent it */
+    for (int32_t i = 0; is_staged && failure == UPDATED && i < 3; i++)
+        assert_true(each[i].status == SACCADE_EINVAL || each[i].status == SACCADE_EPEER);
     for (int32_t i = 0; is_staged && failure == UNPREPARED && i < 3; i++) {
         if (each[i].status == SACCADE_EPEER)
             continue; /* another rank's failure came while it was made */

@@ -168,7 +168,7 @@ void dist_close_stages(dist_stages *s)
 const stage_mask *stage_mask_of(const saccade_dist *d, const saccade_block_mask *mask)
 {
     const stage_mask *m = d->stages->masks;
-    while (m && m->of != mask)
+    while (m && (m->of != mask || m->number != mask_get_view(mask)->number))
         m = m->next;
     return m;
 }
@@ -216,6 +216,7 @@ static saccade_status cut_mask(const saccade_dist *d, const saccade_block_mask *
     for (int32_t i = 0; i < d->rows.n; i++)
         most += (d->part[i].count + chunk - 1) / chunk;
     m->of = mask;
+    m->number = mask_get_view(mask)->number;
     m->mask = calloc((size_t)s->n, sizeof *m->mask);
     m->rows = calloc((size_t)s->n, sizeof *m->rows);
     m->part = calloc((size_t)(s->n * most), sizeof *m->part);

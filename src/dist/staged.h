@@ -40,6 +40,7 @@ typedef struct dist_window {
 typedef struct stage_mask {
     struct stage_mask *next;
     const saccade_block_mask *of; /* NULL: none */
+    uint64_t number;              /* mask_view's when it was cut */
     saccade_block_mask **mask;    /* [windows] */
     plan_rows *rows;              /* [windows] that touch keys of it */
     plan_part *part;
@@ -59,7 +60,7 @@ struct dist_stages {
 };
 
 saccade_sizes stage_sizes(const saccade_dist *dist, int64_t B, int64_t keys);
-/* NULL: it has not been prepared. */
+/* NULL: it has not been prepared as it is now. */
 const stage_mask *stage_mask_of(const saccade_dist *dist, const saccade_block_mask *mask);
 
 /* ---- staged_keys.c: what a window's run reads ---- */

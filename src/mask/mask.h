@@ -41,6 +41,7 @@ saccade_status mask_row_limits(const saccade_block_mask *mask, const mask_runs *
  * captures, sizes and positions the mask was made for. Borrowed from the mask. */
 typedef struct mask_view {
     const saccade_mod *mod;
+    uint64_t number; /* of what the mask says: no other mask's, and a new one by an update */
     eval_env env;
     saccade_sizes sizes;
     const int32_t *q_offset, *kv_offset;     /* [B of sizes] or NULL: 0 */

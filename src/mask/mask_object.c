@@ -11,6 +11,12 @@
 
 /* ---- making ---- */
 
+static uint64_t next_number(void)
+{
+    static _Atomic uint64_t n_made;
+    return atomic_fetch_add(&n_made, 1) + 1;
+}
+
 static int varies(const int32_t *offset, int64_t B)
 {
     for (int64_t b = 1; offset && b < B; b++)
@@ -105,6 +111,7 @@ saccade_status mask_make(const mask_recipe *recipe, saccade_block_mask **out,
     arena_init(&m->arena);
     pthread_mutex_init(&m->lock, NULL);
     TRY_GOTO(copy_recipe(m, recipe, err));
+    m->view.number = next_number();
     set_stored(m, recipe);
     m->content = mask_hash_captures(m);
     TRY_GOTO(add_own_runs(m, recipe->imported, err));
@@ -196,6 +203,7 @@ saccade_status saccade_block_mask_update(saccade_block_mask *mask, saccade_error
     mask->cache->next = NULL;
     mask_drop_slots(mask);
     mask_keep_scalars(mask);
+    mask->view.number = next_number();
     mask->content = mask_hash_captures(mask);
     mask->seconds = (double)(clock_ns() - start) * 1e-9;
     return SACCADE_OK;
