@@ -376,13 +376,15 @@ static double sink_term(const void *of, int64_t b, int64_t h, int64_t i)
 
 static void sum_sinks(const saccade_dist *d, backward_state *s)
 {
-    plan_run run = *s->run;
+    const plan_run *const whole = s->run;
+    plan_run run = *whole;
     plan_gradients to = *s->to;
     run.rows = &d->rows;
-    s->run = &run;
+    s->run = &run; /* sink_term's */
     to.sinks = &s->sinks;
     to.added = SACCADE_GRADIENT_SINKS;
     plan_sum_sinks(&run, &to, sink_term, s, d->plan->threads);
+    s->run = whole;
 }
 
 static void store_dq(const backward_state *s)
