@@ -9,6 +9,7 @@
 
 #include <sched.h>
 #include <stdatomic.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -303,6 +304,24 @@ static void abort_all(void *user)
 
 /* ---- the transport ---- */
 
+/* A caller that was compiled with another header has a smaller or larger record, as
+ * base/record.h says, which is not in this library. */
+static int is_record(const saccade_transport *given)
+{
+    const size_t least = offsetof(saccade_transport, abort), most = (size_t)1 << 16;
+    return given && given->size >= least && given->size <= most
+           && given->size % sizeof given->size == 0;
+}
+
+/* Writes as much of *own as the caller's record holds, and 0 to what is left of it. */
+static void fill_record(const saccade_transport *own, saccade_transport *to)
+{
+    const size_t size = to->size, shared = size < sizeof *own ? size : sizeof *own;
+    memcpy(to, own, shared);
+    memset((char *)to + shared, 0, size - shared);
+    to->size = size;
+}
+
 static mpi_world *open_world(MPI_Comm comm)
 {
     mpi_world *w = calloc(1, sizeof *w);
@@ -325,7 +344,7 @@ saccade_status saccade_mpi_create(MPI_Comm comm, saccade_transport *out, saccade
 {
     MPI_Comm own;
     int is_ready = 0, level = MPI_THREAD_SINGLE;
-    if (!out || out->size != sizeof *out)
+    if (!is_record(out))
         return fail(err, SACCADE_EINVAL, "got no transport, expected an initialised one");
     MPI_Initialized(&is_ready);
     if (!is_ready)
@@ -339,12 +358,17 @@ saccade_status saccade_mpi_create(MPI_Comm comm, saccade_transport *out, saccade
         tell_failure(own);
         return fail(err, SACCADE_ENOMEM, "out of memory");
     }
-    out->rank = w->rank;
-    out->ranks = w->ranks;
-    out->user = w;
-    out->exchange = exchange;
-    out->abort = abort_all;
-    out->caller_only = level < MPI_THREAD_MULTIPLE;
+    saccade_transport made;
+    saccade_transport_init(&made);
+    if (out->size > offsetof(saccade_transport, seconds))
+        made.seconds = out->seconds;
+    made.rank = w->rank;
+    made.ranks = w->ranks;
+    made.user = w;
+    made.exchange = exchange;
+    made.abort = abort_all;
+    made.caller_only = level < MPI_THREAD_MULTIPLE;
+    fill_record(&made, out);
     return SACCADE_OK;
 }
 
