@@ -32,8 +32,8 @@ saccade_status mask_runs_prepared(const saccade_block_mask *mask, int32_t block_
                                   saccade_error *err);
 
 /* Where the live keys of every row are one interval, first and past of each in *out, [runs->B]
- * [runs->H][Q][2], which the caller frees; else NULL. runs: not transposed. Gives up after
- * `most` evaluated positions. */
+ * [runs->H][Q][2], which the caller frees; else NULL, as without memory. runs: not transposed.
+ * Gives up after `most` evaluated positions. */
 saccade_status mask_row_limits(const saccade_block_mask *mask, const mask_runs *runs,
                                int64_t most, int32_t **out, saccade_error *err);
 
