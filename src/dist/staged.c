@@ -30,9 +30,11 @@ static int64_t common_unit(const saccade_dist *d, int32_t mask)
     return unit;
 }
 
-static int64_t common_multiple(int64_t a, int64_t b)
+/* The least common multiple, or `most` where it is larger. */
+static int64_t common_multiple(int64_t a, int64_t b, int64_t most)
 {
-    return a / common_divisor(a, b) * b;
+    const int64_t factor = a / common_divisor(a, b);
+    return factor > most / b ? most : factor * b;
 }
 
 /* keys, or about an eighth of the sequence, in whole units and blocks, also imported ones; no
@@ -42,8 +44,9 @@ static int64_t window_size(const saccade_dist *d, int32_t mask, int64_t unit, in
     const int64_t eighth = (d->KV + DEFAULT_WINDOWS - 1) / DEFAULT_WINDOWS;
     const int64_t asked = keys ? keys : eighth > LEAST_KEYS ? eighth : LEAST_KEYS;
     const int32_t imported = d->shards->block_kv[mask];
-    const int64_t step =
-        common_multiple(common_multiple(unit, BLOCK), imported > 0 ? imported : 1);
+    const int64_t all = (d->KV + BLOCK - 1) / BLOCK * BLOCK;
+    const int64_t blocks = common_multiple(unit, BLOCK, all);
+    const int64_t step = common_multiple(blocks, imported > 0 ? imported : 1, all);
     return ((asked < d->KV ? asked : d->KV) + step - 1) / step * step;
 }
 
