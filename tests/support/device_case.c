@@ -433,8 +433,10 @@ int device_case_check(device_case *d)
 static char *copy_of(device_case *d, const device_output *o)
 {
     char *host = malloc(o->bytes);
-    if (host && saccade_device_copy(d->options.device, host, o->base, o->bytes, NULL))
-        memset(host, 0, o->bytes);
+    if (host && saccade_device_copy(d->options.device, host, o->base, o->bytes, NULL)) {
+        free(host);
+        host = NULL;
+    }
     return host;
 }
 
@@ -443,7 +445,8 @@ static int repeat(device_case *d)
 {
     const device_output *const all[] = {&d->out, &d->lse};
     char *before[2] = {copy_of(d, all[0]), copy_of(d, all[1])};
-    int good = before[0] && before[1] && device_case_clear(d) && device_case_run(d);
+    int good = before[0] && before[1] ? device_case_clear(d) && device_case_run(d)
+                                      : fail_with(d, "out", "no copy of the results");
     for (int i = 0; i < 2; i++) {
         char *after = good ? copy_of(d, all[i]) : NULL;
         if (good && (!after || memcmp(before[i], after, all[i]->bytes) != 0))

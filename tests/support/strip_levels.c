@@ -16,7 +16,13 @@ const strip_table *const strip_level[] = {
 
 int strip_levels(void)
 {
-    const int compiled = (int)(sizeof strip_level / sizeof strip_level[0]);
-    const int usable = (int)cpu_features_get()->level + 1;
-    return usable < compiled ? usable : compiled;
+    const cpu_level level = cpu_features_get()->level;
+    int n = 1;
+#if HAVE_LEVEL_AVX2
+    n += level >= CPU_AVX2;
+#endif
+#if HAVE_LEVEL_AVX512
+    n += level >= CPU_AVX512;
+#endif
+    return level == CPU_PORTABLE ? 1 : n;
 }
