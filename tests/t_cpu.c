@@ -389,6 +389,23 @@ static void workspace_grows(void **state)
     case_free(&r);
 }
 
+/* The items of a wave have numbers of 32 bits, however many heads a run has. */
+static void waves_end(void **state)
+{
+    static const saccade_sizes sizes = {1 << 27, 16, 16, 1, 1, 1, 1};
+    case_run r;
+    (void)state;
+    case_make(&(forward_case){.problem = "b1 h16 q1 kv1 d1 f32", .mask = "q * kv % 3 < 2"},
+              &r);
+    saccade_plan *plan = case_plan(&r, NULL, 1);
+    const cpu_geometry g =
+        cpu_geometry_of(&((const cpu_state *)plan->state)->needs, &sizes);
+    assert_true(g.heads == (int64_t)1 << 31);
+    assert_true(g.wave >= 1 && g.wave * g.head_items <= INT32_MAX);
+    saccade_plan_destroy(plan);
+    case_free(&r);
+}
+
 static uint64_t step(uint64_t *state)
 {
     *state = *state * 6364136223846793005u + 1442695040888963407u;
@@ -439,6 +456,7 @@ int main(void)
         cmocka_unit_test(block_masks),
         cmocka_unit_test(random_problems),
         cmocka_unit_test(workspace_grows),
+        cmocka_unit_test(waves_end),
         cmocka_unit_test(imported_masks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

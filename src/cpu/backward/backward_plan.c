@@ -102,7 +102,8 @@ static int32_t keys_of(const saccade_sizes *s, int64_t heads)
     return is_many ? BACKWARD_KEYS : FEW_KEYS;
 }
 
-/* Without dQ and captures a block of keys is an item: nothing is left to add up. */
+/* Without dQ and captures a block of keys is an item: nothing is left to add up. A wave's items
+ * have numbers of 32 bits. */
 static void cut_items(const saccade_plan *plan, const cpu_backward_plan *backward,
                       const saccade_sizes *s, backward_geometry *g)
 {
@@ -110,7 +111,7 @@ static void cut_items(const saccade_plan *plan, const cpu_backward_plan *backwar
     g->row_blocks = ceil_div(s->Q, g->rows);
     g->key_blocks = ceil_div(s->KV, g->keys);
     g->chunks = g->key_blocks;
-    g->wave = g->heads;
+    g->wave = smaller(g->heads, larger(1, INT32_MAX / g->chunks));
     if (!backward->has_dq && !backward->n_reads)
         return;
     g->chunks = smaller(g->chunks, smaller(ceil_div(ITEMS, g->heads), BACKWARD_CHUNKS));

@@ -83,12 +83,14 @@ static void cut_items(const cpu_needs *needs, const saccade_sizes *s, cpu_geomet
     g->head_items = group / g->item_heads * g->row_blocks * g->splits;
 }
 
-/* The number of (batch, kv head) pairs whose packed K and V fit wave_bytes, at least one. */
+/* The number of (batch, kv head) pairs whose packed K and V fit wave_bytes, at least one; and
+ * whose items have numbers of 32 bits. */
 static int64_t wave_of(const cpu_geometry *g)
 {
     const size_t head = (size_t)g->key_blocks * (g->k_bytes + g->v_bytes);
     const int64_t fit = head > wave_bytes ? 1 : (int64_t)(wave_bytes / head);
-    return g->is_shared && !g->is_own ? smaller(g->heads, fit) : g->heads;
+    const int64_t most = smaller(g->heads, larger(1, INT32_MAX / g->head_items));
+    return g->is_shared && !g->is_own ? smaller(most, fit) : most;
 }
 
 /* Without limits they are of use where all keys of a head fit. */
