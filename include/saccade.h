@@ -133,8 +133,9 @@ typedef struct saccade_device {
 
 enum { SACCADE_MAX_RANK = 8 };
 
-/* A borrowed view. Strides count elements; 0 broadcasts. Q, K, V, O are [B, H, N, D] with a
- * last dimension of stride 1; any order of the others is told by the strides. */
+/* A borrowed view. Strides count elements; 0 broadcasts. The address of data is a multiple of
+ * an element's bytes, else EINVAL. Q, K, V, O are [B, H, N, D] with a last dimension of
+ * stride 1; any order of the others is told by the strides. */
 typedef struct saccade_tensor {
     void *data;
     saccade_dtype dtype;

@@ -254,6 +254,8 @@ static void wrong_tensors(void **unused)
     WRONG(s->q_at.dtype = SACCADE_F16, "q", "got dtype f16, expected f32");
     WRONG(s->q_at.rank = 3, "q", "got rank 3, expected 4");
     WRONG(s->q_at.data = NULL, "q", "no data");
+    WRONG(s->q_at.data = (char *)good.q_at.data + 2, "q", "expected a multiple of 4");
+    WRONG(s->lse_at.data = (char *)good.lse_at.data + 1, "lse", "expected a multiple of 4");
     WRONG(s->q_at.shape[1] = 3, "q", "got length 3 in dimension 1, expected 4");
     WRONG(s->k_at.shape[0] = 1, "k", "got length 1 in dimension 0, expected 2");
     WRONG(s->v_at.shape[2] = 7, "v", "got length 7 in dimension 2, expected 13");
@@ -294,6 +296,11 @@ static void wrong_positions_and_captures(void **unused)
     const saccade_positions moved = {.size = sizeof moved, .q_offset = &offsets};
     s->args.positions = &long_keys;
     expect(s, "kv_len", "got 14 for batch 1, expected 0 to 13");
+    saccade_tensor odd = lengths;
+    odd.data = (char *)length + 1;
+    const saccade_positions odd_keys = {.size = sizeof odd_keys, .kv_len = &odd};
+    s->args.positions = &odd_keys;
+    expect(s, "kv_len", "expected a multiple of 4, the bytes of an element of i32");
     s->args.positions = &moved;
     expect(s, "block_mask", "other offsets");
     s->args.positions = NULL;

@@ -247,6 +247,23 @@ static void test_resolve_values(void **unused)
     width = 5;
 }
 
+static void test_resolve_places(void **unused)
+{
+    saccade_binding b[3];
+    saccade_tensor tensors[2];
+    saccade_error err;
+    arena arena;
+    (void)unused;
+    sound(b);
+    arena_init(&arena);
+    b[0].tensor.data = (char *)docs + 4;
+    assert_int_equal(eval_resolve(two_captures(&arena), b, 2, 0, tensors, &err),
+                     SACCADE_EINVAL);
+    assert_string_equal(err.where, "doc");
+    assert_non_null(strstr(err.message, "expected a multiple of 8"));
+    arena_free(&arena);
+}
+
 /* ---- shapes ---- */
 
 /* t[i, j, k] with these shape and strides. */
@@ -254,7 +271,7 @@ static saccade_status resolve_shape(const int64_t shape[3], const int64_t stride
                                     saccade_error *err)
 {
     static const int32_t index[3] = {0, 0, 0};
-    static uint8_t data[64];
+    static uint16_t data[32];
     const mod_capture c = {"t", SACCADE_U16, MOD_INT, 3};
     arena arena;
     saccade_tensor out;
@@ -408,6 +425,7 @@ int main(void)
         cmocka_unit_test(test_shape_bounds),
         cmocka_unit_test(test_random_shapes),
         cmocka_unit_test(test_resolve_values),
+        cmocka_unit_test(test_resolve_places),
         cmocka_unit_test(test_resolve_rows),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -2,6 +2,8 @@
  * themselves; positions. */
 #include "api/api.h"
 
+#include "base/tensor_walk.h"
+
 static const char *place_name(saccade_device_kind kind)
 {
     return kind == SACCADE_CPU ? "the host" : kind == SACCADE_CUDA ? "a GPU" : "no device";
@@ -43,6 +45,7 @@ saccade_status api_check_strided(const saccade_tensor *t, const api_expected *x,
     FAIL_AT(t->rank != x->rank, SACCADE_EINVAL, name, 0, 0, "got rank %d, expected %d", t->rank,
             x->rank);
     FAIL_AT(!t->data, SACCADE_EINVAL, name, 0, 0, "got no data, expected a pointer");
+    TRY(tensor_check_place(t, name, err));
     FAIL_AT(t->device.kind != x->device, SACCADE_EINVAL, name, 0, 0,
             "got a tensor on %s (device kind %d), expected one on %s, where this plan runs",
             place_name(t->device.kind), (int)t->device.kind, place_name(x->device));

@@ -1,10 +1,12 @@
 /* Small facts of the public header that every folder needs: names of statuses and dtypes,
    sizes, plain tensors. */
 #include "base/status.h"
+#include "base/tensor_walk.h"
 
 #include "saccade_config.h"
 
 #include <stddef.h>
+#include <stdint.h>
 
 #if HAVE_THREADS
 #define THREADS_BUILT "threads"
@@ -114,4 +116,13 @@ saccade_tensor saccade_tensor_of(void *data, saccade_dtype dtype, int32_t rank,
         stride *= shape[i];
     }
     return t;
+}
+
+saccade_status tensor_check_place(const saccade_tensor *t, const char *name, saccade_error *err)
+{
+    const size_t bytes = saccade_dtype_bytes(t->dtype);
+    FAIL_AT(bytes && (uintptr_t)t->data % bytes, SACCADE_EINVAL, name, 0, 0,
+            "got data at %p, expected a multiple of %zu, the bytes of an element of %s",
+            t->data, bytes, saccade_dtype_name(t->dtype));
+    return SACCADE_OK;
 }

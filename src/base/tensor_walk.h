@@ -1,10 +1,16 @@
-/* tensor_walk.h: strided tensors element by element, in row-major order of their indices. */
+/* tensor_walk.h: where tensors' elements lie, and strided tensors element by element, in
+ * row-major order of their indices. */
 #ifndef SACCADE_TENSOR_WALK_H
 #define SACCADE_TENSOR_WALK_H
 
 #include "saccade.h"
 
 #include <string.h>
+
+/* EINVAL where data is no multiple of an element's size, as the hardware and C want it; on
+ * devices as well. NULL passes. */
+saccade_status tensor_check_place(const saccade_tensor *t, const char *name,
+                                  saccade_error *err);
 
 /* An element: its index along each dimension, and its place counted from the first one.
  * Zeroed, it is the first element. */

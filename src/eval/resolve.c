@@ -4,6 +4,7 @@
 #include "eval/eval.h"
 
 #include "base/status.h"
+#include "base/tensor_walk.h"
 #include "eval/eval_ops.h"
 
 #include <inttypes.h>
@@ -209,6 +210,8 @@ static saccade_status check_tensor(const mod_fn *fn, uint32_t capture, const sac
         c->rank == 0 ? " for a scalar" : "");
     TRY(check_shape(fn, capture, t, &has_elements, err));
     BAD(has_elements && t->data == NULL, "data: got NULL");
+    if (has_elements)
+        TRY(tensor_check_place(t, name, err));
     if (has_elements && wanted == SACCADE_CPU && may_not_fit(t->dtype)
         && (scan || c->rank == 0))
         TRY(scan_values(name, t, err));

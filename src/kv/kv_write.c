@@ -4,6 +4,7 @@
 #include "base/convert.h"
 #include "base/parallel.h"
 #include "base/status.h"
+#include "base/tensor_walk.h"
 
 #include <string.h>
 
@@ -18,6 +19,7 @@ static saccade_status check_tensor(const saccade_tensor *t, const char *name,
                                    const int64_t *shape, int32_t rank, saccade_error *err)
 {
     FAIL_AT(!t || !t->data, SACCADE_EINVAL, name, 0, 0, "got no tensor, expected one");
+    TRY(tensor_check_place(t, name, err));
     FAIL_AT(t->device.kind != SACCADE_CPU, SACCADE_EINVAL, name, 0, 0,
             "got a tensor on a GPU, expected one on the host (see saccade_kv_slots)");
     FAIL_AT(!is_float(t->dtype), SACCADE_EINVAL, name, 0, 0,

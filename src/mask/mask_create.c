@@ -4,6 +4,7 @@
 #include "base/context.h"
 #include "base/record.h"
 #include "base/status.h"
+#include "base/tensor_walk.h"
 
 #include <stdlib.h>
 
@@ -34,6 +35,7 @@ static saccade_status read_offset(const saccade_tensor *t, const char *name, int
             t->rank);
     FAIL_AT(t->device.kind != SACCADE_CPU || !t->data, SACCADE_EINVAL, name, 0, 0,
             "got no data on the CPU, where block masks are made");
+    TRY(tensor_check_place(t, name, err));
     FAIL_AT(t->rank == 1 && t->shape[0] != B, SACCADE_EINVAL, name, 0, 0,
             "got shape [%lld], expected [%lld]", (long long)t->shape[0], (long long)B);
     int32_t *offset = malloc((size_t)B * sizeof *offset);

@@ -4,6 +4,7 @@
 #include "base/convert.h"
 #include "base/quantize.h"
 #include "base/status.h"
+#include "base/tensor_walk.h"
 
 #include <string.h>
 
@@ -88,6 +89,7 @@ saccade_status plan_check_scales(const saccade_tensor *t, const char *name,
             "got dtype %s, expected f32 or f16", saccade_dtype_name(t->dtype));
     FAIL_AT(t->rank != 4, SACCADE_EINVAL, name, 0, 0, "got rank %d, expected 4", t->rank);
     FAIL_AT(!t->data, SACCADE_EINVAL, name, 0, 0, "got no data, expected a pointer");
+    TRY(tensor_check_place(t, name, err));
     FAIL_AT(t->device.kind != device, SACCADE_EINVAL, name, 0, 0,
             "got a tensor on %s, expected one on %s, where this plan runs",
             t->device.kind == SACCADE_CPU ? "the host" : "a GPU",
