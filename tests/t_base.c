@@ -8,6 +8,8 @@
 #include "base/parallel.h"
 #include "base/strings.h"
 
+#include <locale.h>
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -112,6 +114,28 @@ static void text_grows_up_to_its_limit(void **state)
     char *empty = strbuf_steal(&sb);
     assert_string_equal(empty, "");
     free(empty);
+}
+
+/* In a locale with a decimal comma, where there is one, as in others. */
+static void numbers_have_points(void **state)
+{
+    static const struct {
+        double value;
+        int digits;
+        const char *text;
+    } list[] = {{0.125, 9, "0.125"},   {-2.5e-20, 6, "-2.5e-20"}, {90, 6, "90"},
+                {INFINITY, 6, "inf"}, {1.0 / 3, 6, "0.333333"},  {1e30, 6, "1e+30"}};
+    (void)state;
+    if (!setlocale(LC_NUMERIC, "de_DE.UTF-8"))
+        (void)setlocale(LC_NUMERIC, "de_DE.utf8");
+    for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
+        strbuf sb;
+        strbuf_init(&sb, 0);
+        assert_true(strbuf_number(&sb, list[i].digits, list[i].value));
+        assert_string_equal(strbuf_text(&sb), list[i].text);
+        strbuf_free(&sb);
+    }
+    setlocale(LC_NUMERIC, "C");
 }
 
 static void hash_of(const void *bytes, size_t size, char hex[HASH_HEX_SIZE])
@@ -335,6 +359,7 @@ int main(void)
         cmocka_unit_test(messages_are_one_line),
         cmocka_unit_test(arena_gives_zeroed_aligned_memory),
         cmocka_unit_test(text_grows_up_to_its_limit),
+        cmocka_unit_test(numbers_have_points),
         cmocka_unit_test(hashes_tell_pieces_apart),
         cmocka_unit_test(level_is_lowered_by_the_environment),
         cmocka_unit_test(loops_visit_every_item_once),

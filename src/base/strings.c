@@ -84,6 +84,21 @@ bool strbuf_putc(strbuf *sb, char c)
     return strbuf_add(sb, &c, 1);
 }
 
+bool strbuf_number(strbuf *sb, int digits, double value)
+{
+    char raw[64];
+    size_t n = 0;
+    snprintf(raw, sizeof raw, "%.*g", digits, value);
+    for (const char *at = raw; *at; at++) {
+        const char c = *at;
+        if ((c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || c == '-' || c == '+')
+            raw[n++] = c;
+        else if (n == 0 || raw[n - 1] != '.') /* a mark may be several bytes */
+            raw[n++] = '.';
+    }
+    return strbuf_add(sb, raw, n);
+}
+
 const char *strbuf_text(const strbuf *sb)
 {
     return sb->text == NULL ? "" : sb->text;

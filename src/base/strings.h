@@ -25,6 +25,8 @@ bool strbuf_printf(strbuf *sb, const char *fmt, ...) BASE_PRINTF(2, 3);
 bool strbuf_add(strbuf *sb, const char *text, size_t length);
 bool strbuf_puts(strbuf *sb, const char *text);
 bool strbuf_putc(strbuf *sb, char c);
+/* %.<digits>g with a point, whatever the locale has instead. */
+bool strbuf_number(strbuf *sb, int digits, double value);
 
 /* the text so far, never NULL; valid till the next append. */
 const char *strbuf_text(const strbuf *sb);

@@ -263,9 +263,11 @@ static saccade_status print_score(const pass_facts *f, strbuf *out, saccade_erro
         strbuf_printf(out, "score lies within +-%d, proven\n", PASS_BOUND);
     strbuf_printf(out, "score %s finite for finite inputs, a guess\n",
                   f->stays_finite ? "stays" : "may not stay");
-    if (f->tanh_gain > 0)
-        strbuf_printf(out, "score changes by %.6g times an error of its tanh, at most\n",
-                      f->tanh_gain);
+    if (f->tanh_gain > 0) {
+        strbuf_puts(out, "score changes by ");
+        strbuf_number(out, 6, f->tanh_gain);
+        strbuf_puts(out, " times an error of its tanh, at most\n");
+    }
     return SACCADE_OK;
 }
 

@@ -11,8 +11,12 @@ static void print_range(const pass_range *r, mod_type type, strbuf *out)
         strbuf_puts(out, !r->can_false ? "always" : !r->can_true ? "never" : "open");
     else if (type == MOD_INT)
         strbuf_printf(out, "%lld..%lld", (long long)r->lo, (long long)r->hi);
-    else
-        strbuf_printf(out, "%.6g..%.6g%s", r->flo, r->fhi, r->may_nan ? " or nan" : "");
+    else {
+        strbuf_number(out, 6, r->flo);
+        strbuf_puts(out, "..");
+        strbuf_number(out, 6, r->fhi);
+        strbuf_puts(out, r->may_nan ? " or nan" : "");
+    }
     if (type == MOD_INT && r->step > 1 && r->lo < r->hi)
         strbuf_printf(out, ", %d mod %d", r->rest, r->step);
 }

@@ -422,8 +422,10 @@ saccade_status plan_explain(const saccade_plan *plan, strbuf *out, saccade_error
         strbuf_printf(out, "\nbatch invariant: a row's bits follow from the row alone%s",
                       p->is_invariant == SACCADE_INVARIANT_SHORT ? ", apart for short runs"
                                                                  : "");
-    strbuf_printf(out, "\nscale: %.9g\nbackend: %s\nkernel: %s\nlevel: %s\nthreads: %d\n",
-                  p->scale, plan->backend->name, plan->solver->name,
+    strbuf_puts(out, "\nscale: ");
+    strbuf_number(out, 9, p->scale);
+    strbuf_printf(out, "\nbackend: %s\nkernel: %s\nlevel: %s\nthreads: %d\n",
+                  plan->backend->name, plan->solver->name,
                   cpu_level_name((cpu_level)plan->level), plan->threads);
     strbuf_printf(out, "library: %s\n", saccade_build());
     explain_fn("score", p->score, out, err);
