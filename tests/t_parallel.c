@@ -413,7 +413,7 @@ static int usable_in(surroundings s)
             setenv("OMP_THREAD_LIMIT", s.limit, 1);
         if (s.cpus)
             stay_on(s.cpus);
-        _exit(s.wanted ? cpus_there(s.wanted) : cpus_usable(100));
+        _exit(s.wanted ? cpus_available(s.wanted) : cpus_usable(100));
     }
     assert_int_equal(waitpid(child, &status, 0), child);
     return WEXITSTATUS(status);

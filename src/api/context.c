@@ -27,7 +27,7 @@ saccade_status api_context(const saccade_context_options *options, saccade_conte
     }
     out->threads = o.threads > 0    ? o.threads
                    : o.threads == 0 ? par_max_threads()
-                                    : par_threads_there(-o.threads);
+                                    : par_threads_available(-o.threads);
     out->level = (int32_t)level;
     return SACCADE_OK;
 }

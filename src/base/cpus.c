@@ -31,13 +31,17 @@ static int read_numbers(const char *folder, const char *name, double out[2])
 /* The quota of one group, in CPUs; none is 0 or less: "max 100000" (version 2) or "-1". */
 static double quota_of(const char *folder, int version)
 {
-    double both[2] = {0, 0}, period[2] = {0, 0}; /* microseconds of a period's microseconds */
-    if (version == 2)
-        return read_numbers(folder, "cpu.max", both) == 2 && both[1] > 0 ? both[0] / both[1]
-                                                                         : 0;
-    read_numbers(folder, "cpu.cfs_quota_us", both);
-    read_numbers(folder, "cpu.cfs_period_us", period);
-    return period[0] > 0 ? both[0] / period[0] : 0;
+    double quota_and_period[2] = {0, 0}; /* in microseconds */
+    if (version == 2) {
+        if (read_numbers(folder, "cpu.max", quota_and_period) < 2)
+            return 0;
+    } else {
+        double period[2] = {0, 0};
+        read_numbers(folder, "cpu.cfs_quota_us", quota_and_period);
+        read_numbers(folder, "cpu.cfs_period_us", period);
+        quota_and_period[1] = period[0];
+    }
+    return quota_and_period[1] > 0 ? quota_and_period[0] / quota_and_period[1] : 0;
 }
 
 /* The least quota of a group and those it is in. A container sees its own group as the root. */
@@ -156,7 +160,7 @@ int cpus_usable(int most)
     return least_of(most, look_up().asked);
 }
 
-int cpus_there(int most)
+int cpus_available(int most)
 {
     return least_of(most, look_up().there);
 }

@@ -8,7 +8,7 @@
 int cpus_usable(int most);
 
 /* cpus_usable without OMP_NUM_THREADS: more threads than these would take turns. */
-int cpus_there(int most);
+int cpus_available(int most);
 
 /* whole CPUs, at least 1, that the CPU quotas of a process's control groups come to; 0 without
    a quota. `groups` is its /proc/self/cgroup, `root` where the groups' files are. */

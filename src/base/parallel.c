@@ -36,9 +36,9 @@ int par_max_threads(void)
     return HAVE_THREADS ? cpus_usable(PAR_THREADS_MAX) : 1;
 }
 
-int par_threads_there(int n)
+int par_threads_available(int n)
 {
-    return HAVE_THREADS ? cpus_there(n) : 1;
+    return HAVE_THREADS ? cpus_available(n) : 1;
 }
 
 void par_for(int64_t n_items, int n_threads, par_fn fn, void *arg)

@@ -14,7 +14,7 @@ typedef void (*par_fn)(void *arg, int64_t item, int thread);
 int par_max_threads(void);
 
 /* n, or fewer where there are not so many CPUs for the process. */
-int par_threads_there(int n);
+int par_threads_available(int n);
 
 /* calls fn for each item once, dynamically scheduled, on at most n_threads threads (<= 0: all);
    returns when all are done. Fewer threads run where more are not to be had, down to the

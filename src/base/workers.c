@@ -4,8 +4,9 @@
    A worker's state says who may touch it:
      WATCHING -> CALLED        by a caller; a worker that watches sees it within microseconds
      ASLEEP   -> AWAITED       the same, and its semaphore is still to be posted
-     AWAITED  -> CALLED        by who posts it: the caller two, each worker that comes two more,
-                               since a post takes microseconds that the caller has work for
+     AWAITED  -> CALLED        by the thread that posts the semaphore. The caller posts two;
+                               each worker that wakes posts two more. A post takes
+                               microseconds, which the caller should spend on the loop
      CALLED   -> WORKING       by the worker: its task is now the worker's to read
      CALLED   -> WATCHING, AWAITED -> ASLEEP   by the caller: taken back, nothing was begun
      WORKING  -> WATCHING -> ASLEEP   by the worker */
