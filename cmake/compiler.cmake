@@ -31,7 +31,7 @@ option(SACCADE_WERROR "treat warnings as errors" OFF)
 set(SACCADE_SANITIZE "" CACHE STRING "address,undefined or thread")
 
 add_library(saccade_flags INTERFACE)
-# Contraction would make a mask's arithmetic differ between engines (docs/design.md, rule 2);
+# Contraction would make a mask's arithmetic differ between engines (docs/design.md, rule 3);
 # kernels turn it on per file where the result is downstream of the score.
 target_compile_options(saccade_flags INTERFACE -Wall -Wextra -ffp-contract=off -fno-math-errno)
 target_compile_definitions(saccade_flags INTERFACE _GNU_SOURCE)

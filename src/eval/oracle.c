@@ -1,6 +1,6 @@
 /* The readable truth: a mod at one point. Values are held as double, which holds every int32
    and f32 exactly; what does not depend on the score is computed in int32 and f32 as every
-   engine does (docs/design.md, rule 2), the rest in double.
+   engine does (docs/design.md, rule 3), the rest in double.
    All nodes are computed, since values are pure; which loads the text would have reached by
    && || ?: is asked only when one of them was out of range. */
 #include "eval/eval.h"

@@ -20,8 +20,7 @@ enum {
     REPEATS = 5,
     LINE_BYTES = 64,
     PAGE_BYTES = 4096,
-    RUN_NS = 30000000,     /* one run of a flops loop */
-    READ_BYTES = 256 << 20 /* well past any cache level here */
+    RUN_NS = 30000000 /* one run of a flops loop */
 };
 
 static const cpu_ceiling *const levels[CPU_LEVELS] = {

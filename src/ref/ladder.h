@@ -160,7 +160,4 @@ ladder_run ladder_start(ladder_data *data);
 saccade_status ladder_error(ladder_data *data, const ladder_rung *rung, double *error,
                             saccade_error *err);
 
-/* ---- roofline.c ---- */
-
-/* Limits of one core of this machine, measured now; takes about half a second. */
 #endif
