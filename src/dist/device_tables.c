@@ -158,7 +158,8 @@ saccade_status dist_place_tables(const dist_port *port, const dist_span *span, d
 
 /* ---- gradients that no other rank has a part of ---- */
 
-/* Units whose keys this rank's rows read, then without those of which others need keys. */
+/* Sets row[u] for each unit that this rank reads from its own keys; then clears units that
+ * other ranks also read. */
 static void find_alone(const saccade_dist *d, int32_t *row)
 {
     const int32_t me = d->transport.rank;

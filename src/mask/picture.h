@@ -14,8 +14,7 @@ typedef struct picture {
 
 /* ---- picture.c ---- */
 
-/* How many characters, or pixels, a picture is wide of which a caller wants so many `columns`;
- * 0: a default. */
+/* Width in characters (text) or pixels (image) for a requested width; 0 means the default. */
 int64_t picture_text_width(int32_t columns);
 int64_t picture_image_width(int32_t columns);
 /* Cells of an image of rows x columns blocks, and pixels per cell: at most `width` wide, as

@@ -108,7 +108,7 @@ saccade_status elab_enter(elab *e, ast_place place);
 
 /* ---- elaborate.c ---- */
 
-/* what leaves, and operators over their operands, come to. */
+/* The value of a leaf node, and of an operator applied to its operands' values. */
 saccade_status elab_constant(elab *e, const ast_node *node, value *out);
 saccade_status elab_name(elab *e, const ast_node *node, value *out);
 saccade_status elab_operator(elab *e, const ast_node *node, const value *args, value *out);

@@ -97,7 +97,8 @@ typedef struct mod_builder mod_builder; /* lives in the arena it was made in */
 /* NULL when out of memory; afterwards failures are sticky and reported by mod_finish. */
 mod_builder *mod_builder_create(arena *arena, saccade_kind kind, const mod_capture *captures,
                                 uint32_t n_captures);
-/* What is built is read in double: passes fold no constants whose value f32 does not hold. */
+/* The function will be evaluated in double, so do not fold a constant whose value is not exact
+ * in f32. */
 void mod_builder_be_wide(mod_builder *b);
 bool mod_builder_is_wide(const mod_builder *b);
 /* Index of an equal or new node. line, column may be 0. */

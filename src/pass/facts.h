@@ -47,8 +47,8 @@ enum { PASS_BOUND = 35 };
 /* By node of fn: how much `result` changes with it, at most; infinite where no constant says.
  * NULL: out of memory. */
 double *pass_gains(const mod_fn *fn, uint32_t result, arena *arena);
-/* No larger than this is a node's size at any position, finite score and captured values;
- * INFINITY: it may be, or NaN, or no memory was left to tell. */
+/* An upper bound of |node| over all positions, finite scores and captured values. INFINITY if
+ * there is none, the node may be NaN, or memory ran out. */
 double pass_largest(const mod_fn *fn, uint32_t node, arena *arena);
 /* fn: simplified, as long as the arena lives. */
 saccade_status pass_facts_make(const mod_fn *fn, arena *arena, const pass_facts **out,

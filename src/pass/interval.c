@@ -363,8 +363,8 @@ static interval of_distance(const bounder *w, const ramp *r, still x, bool is_st
                    of_sum(w, r, x, (ends){false, true, is_strict}));
 }
 
-/* The ramp whose distance from 0 the node is; sign 0: none. A ramp does not reach the least
- * int, whose distance wraps, but by a c that is larger than any offset. */
+/* If the node is abs(ramp), that ramp; else sign 0. The ramp must stay above INT32_MIN, whose
+ * abs wraps. */
 static ramp distant_ramp(const bounder *w, uint32_t node)
 {
     const ramp none = {0};

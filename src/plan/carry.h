@@ -84,8 +84,8 @@ typedef struct plan_carry {
     saccade_status (*merge)(plan_carrier *c, const plan_merge *m, void *stream,
                             saccade_error *err);
     void *(*side)(plan_carrier *c);
-    /* What comes on the side stream waits for what is on `stream` now; and the other way round.
-     * mark and await are the two halves of the latter; the last few marks hold. */
+    /* fork: the side stream waits for `stream`. mark records an event on the side stream; await
+     * makes `stream` wait for it. Only the most recent marks stay valid. */
     saccade_status (*fork)(plan_carrier *c, void *stream, saccade_error *err);
     saccade_status (*mark)(plan_carrier *c, void **event, saccade_error *err);
     saccade_status (*await)(plan_carrier *c, void *event, void *stream, saccade_error *err);

@@ -328,8 +328,8 @@ cpu_cover backward_cover_of(const backward_job *job, int64_t b, int64_t h, int64
 
 /* ---- backward_scores.c ---- */
 
-/* What the scores kernel and weights multiply by: 1 where a compiled pass scales. Weights by
- * the second, the kernel by the rest. */
+/* The total factor of scores (1 if the compiled mod scales), and the part of it that `weights`
+ * applies; the scores kernel applies their quotient. */
 float backward_scale_of(const backward_worker *w);
 float backward_late_scale(const backward_worker *w);
 /* Score mod, its slope and the mask on rows [r0, r0 + rows), keys [from, past) of the tile. */

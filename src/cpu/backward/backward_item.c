@@ -252,7 +252,8 @@ static void store(const backward_worker *w, const saccade_tensor *t, uint32_t bi
     }
 }
 
-/* Sums by dims are of whole tiles: past kv_len lies 0 times an infinity or NaN of a row. */
+/* Sums stored [dim][key] cover whole tiles. Columns past kv_len may hold 0 * inf = NaN; clear
+ * them. */
 static void clear_past(const backward_worker *w, float *sums, int32_t ld)
 {
     const int32_t there = backward_keys_there(w);

@@ -323,8 +323,8 @@ static void add_products(backward_worker *w, int any_dead, int32_t dq_rows)
         add_dq(w, dq_rows);
 }
 
-/* The last strip's weights, beside dQ of those before it if all see all keys. The rows of dQ
- * that are done. */
+/* Makes the last strip's weights. If no strip is cut, multiplies dQ of the earlier strips at
+ * the same time. Returns how many rows of dQ are done. */
 static int32_t make_last(backward_worker *w, backward_strip *open, int any_dead, int32_t past)
 {
     const cpu_backward_plan *b = w->job->backward;

@@ -49,8 +49,8 @@ void flow_stream_clear(flow_stream *stream);
 void flow_stream_destroy(flow_stream *stream);
 /* Notes the instructions that the encoder has got since the last call, each of this weight. */
 void flow_stream_note(flow_stream *stream, const jit_asm *a, int weight);
-/* Notes instructions that are there `copies` times over; what is marked begins `add` higher.
- * Returns the run, for flow_stream_again. */
+/* Notes instructions that the code repeats `copies` times. To each marked displacement of the
+ * first copy add[its mark] is added. Returns the run, for flow_stream_again. */
 uint32_t flow_stream_repeat(flow_stream *stream, const jit_asm *a, int weight, uint32_t copies,
                             const int32_t add[MARKS]);
 /* Repeats a run of instructions, with other displacements. */

@@ -288,7 +288,8 @@ static int emit_words(vectors *v, const int exponent[LANES])
     return word;
 }
 
-/* Of the first square; narrow: or of the second, whose scores are behind another register. */
+/* One row of a square. Narrow shapes have two squares: R10 points to the scores of the first
+ * one, R11 to those of the second. */
 static void emit_row(vectors *v)
 {
     jit_emitter *t = &v->t;

@@ -67,9 +67,9 @@ static void weigh_rows(void *arg, int64_t index, int thread)
     }
 }
 
-/* Where each key is read by no more items than this, threads pack keys for themselves: packing
- * them ahead would send them through memory for too few readers. Without a mask so many threads
- * to a head do, since what another core has packed is slow to come. */
+/* Threads pack keys for themselves where at most FEW_READERS items read each key: packed ahead,
+ * keys would go through memory for too few readers. Without a mask they also do where at most
+ * PACKERS threads share a head, since keys that another core has packed are slow to read. */
 enum { FEW_READERS = 8, MOST_IN_RUN = 16, PACKERS = 2 };
 
 static int is_local(const cpu_job *job, int is_alike)
@@ -140,7 +140,7 @@ static void count_items(forward_wave *wave)
 }
 
 /* What a run takes one thread, from the number of its scores, K and V once, and a little for
- * each item. Masks without limits are not counted: then it is too much. */
+ * each item. Masks without limits are ignored, so the estimate is then too high. */
 static double work_of(const cpu_job *job)
 {
     enum { ITEM_NS = 1000, BYTES_OF_NS = 8 };

@@ -100,7 +100,7 @@ static int has_nan(const cpu_worker *w)
     return 0;
 }
 
-/* With sound sums where the first ones are not. */
+/* Runs the item; if a row comes out NaN, runs it again with the careful kernels. */
 static void run_soundly(cpu_worker *w, int64_t begin, int64_t end)
 {
     const cpu_item item = w->item;

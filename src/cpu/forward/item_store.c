@@ -126,7 +126,7 @@ void item_keep_partial(const cpu_worker *w, int64_t index)
     item_copy_sums(w, item_partial_of(w->job, index));
 }
 
-/* What add_part takes nothing of: O is not looked at. */
+/* Writes an empty partial result (m = -inf, l = 0); add_part then does not read its O. */
 void item_keep_nothing(const cpu_worker *w, int64_t index)
 {
     float *to = item_partial_of(w->job, index);

@@ -333,8 +333,8 @@ static void run_level(jit_state *s, jit_level level, int32_t first, int count)
     }
 }
 
-/* All diagonals of the rows and keys that are fixed: of one row, which the value of a diagonal
- * does not tell from others, by the keys that it meets them at. */
+/* Computes the values of all diagonals of the current rows and keys. A value depends on q - kv
+ * alone, so one row over n_rows - 1 + n_cols keys gives them all. */
 static void run_diagonals(jit_state *s)
 {
     const jit_graph *g = &s->program->graph;

@@ -40,8 +40,9 @@ typedef struct jit_memo {
     } lines[JIT_MEMO_LINES];
 } jit_memo;
 
-/* Code to be copied with other displacements asks for jit_mark(kind) more than the first copy
- * has, which is below 2^25. What is marked takes four bytes, which are noted and lose it. */
+/* A displacement that differs from copy to copy is given as its value in the first copy, below
+ * 2^25, plus jit_mark(kind). It is encoded in four bytes without the mark, and their place is
+ * noted as a patch of this kind. */
 enum { JIT_MARK_BITS = 26 };
 typedef struct jit_patch {
     uint32_t at; /* in bytes */

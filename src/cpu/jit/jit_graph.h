@@ -46,9 +46,10 @@ typedef struct jit_graph {
     uint32_t results[JIT_MAX_RESULTS]; /* values of scores; the mask cuts the first */
     uint32_t n_results, mask;          /* mask: UINT32_MAX without one */
     uint8_t has_max;                   /* row maxima of the first are wanted */
-    /* The score for streams without lse: approx times approx_factor is in the units of weights'
-     * exponents, is_finite: of those made as words. approx_times, unless UINT32_MAX: another
-     * factor; approx is a table's result then, and approx_factor may go into its terms. */
+    /* The score in streams without lse: approx * approx_factor, in the units of the weights'
+     * exponents (with is_finite, of weights that are made as words). If approx_times is not
+     * UINT32_MAX, it is one more factor; approx is then the result of a table, whose terms may
+     * hold approx_factor already. */
     uint32_t approx, approx_factor, approx_times;
     uint8_t is_finite, is_approx, has_approx_tanh; /* the last two: while it is built */
     uint32_t n_score_tensors, n_tensors;

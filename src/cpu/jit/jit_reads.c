@@ -126,8 +126,8 @@ static jit_operand element(int bytes, int64_t at, int64_t read)
     return jit_mem(ZYDIS_REGISTER_RAX, ZYDIS_REGISTER_RCX, bytes, at * bytes, (int)read);
 }
 
-/* The lanes' elements, one behind the other from `at` behind the first lane's on, each in the
- * low bits of a lane. */
+/* Loads consecutive elements, one for each lane, into the lanes' low bits; the first is `at`
+ * elements after the first lane's. */
 static void load_run(jit_emitter *t, int bytes, int d, int64_t at)
 {
     const int n = t->vector_bytes / 4;

@@ -33,8 +33,8 @@ enum { CPU_BLOCK_ROWS = 96, CPU_BLOCK_KEYS = 256, CPU_MOST_ROWS = 512 };
               int32_t rows, int32_t n_panels, const float *alpha, float *o, int32_t o_ld)
 /* The first n rows of `from` into `to`, padded with 0 to `padded` rows.
  * rows: [padded][ld]; keys: [padded/panel][D][panel]; values: [E/panel][padded][panel].
- * Packed bf16 keeps two neighbours of the second last dimension together.
- * Values return not 0 when any of them is infinite or NaN. */
+ * Packed bf16 stores pairs along the second-to-last dimension.
+ * pack_values returns nonzero if V holds an infinity or NaN. */
 #define CPU_PACK_ROWS(name) \
     void name(const cpu_rows *from, int32_t n, int32_t padded, int32_t ld, void *to)
 #define CPU_PACK_KEYS(name) void name(const cpu_rows *from, int32_t n, int32_t padded, void *to)
@@ -50,7 +50,8 @@ enum { CPU_BLOCK_ROWS = 96, CPU_BLOCK_KEYS = 256, CPU_MOST_ROWS = 512 };
  * to O, stops before the first few keys that hold an infinity or NaN and returns how many keys
  * it has done. */
 enum { CPU_DECODE_DIM = 576 };
-/* Those in f32 take quantised rows too, not scaled: e4m3 counts as so much less. */
+/* The f32 kernels also take quantised rows, without their scales. They read an e4m3 element as
+ * its value divided by this. */
 #define CPU_E4M3_FACTOR 256.0f
 #define CPU_DECODE_QK(name)                                                            \
     void name(const void *q, int32_t q_ld, const cpu_keys *k, int32_t n, int32_t rows, \
