@@ -3,6 +3,7 @@
  * there, so it is received where it stays; the chunk table says which key each row is. */
 #include "dist/dist.h"
 
+#include "base/places.h"
 #include "base/status.h"
 #include "mask/mask_build.h"
 
@@ -25,23 +26,17 @@ size_t dist_row_bytes(const saccade_dist *d, int64_t dim)
     return (size_t)(p->sizes.Hkv * dim) * saccade_dtype_bytes(p->kv_dtype);
 }
 
-static void place(size_t bytes, size_t *off, size_t *end)
-{
-    *off = *end;
-    *end += (bytes + 63) / 64 * 64;
-}
-
 dist_memory dist_memory_of(const saccade_dist *d, int64_t B)
 {
     const saccade_sizes *s = &d->plan->problem.sizes;
     const size_t in = (size_t)(B * d->in.all), out = (size_t)(B * d->out.all);
     dist_memory m = {0};
-    place((size_t)(d->units + 1) * sizeof(int32_t), &m.touched, &m.bytes);
-    place((size_t)(B * d->units) * sizeof(int32_t), &m.table, &m.bytes);
-    place((in ? in : 1) * dist_row_bytes(d, s->D), &m.k_pool, &m.bytes);
-    place((in ? in : 1) * dist_row_bytes(d, s->Dv), &m.v_pool, &m.bytes);
-    place(out * dist_row_bytes(d, s->D), &m.k_sent, &m.bytes);
-    place(out * dist_row_bytes(d, s->Dv), &m.v_sent, &m.bytes);
+    place_lines((size_t)(d->units + 1) * sizeof(int32_t), &m.touched, &m.bytes);
+    place_lines((size_t)(B * d->units) * sizeof(int32_t), &m.table, &m.bytes);
+    place_lines((in ? in : 1) * dist_row_bytes(d, s->D), &m.k_pool, &m.bytes);
+    place_lines((in ? in : 1) * dist_row_bytes(d, s->Dv), &m.v_pool, &m.bytes);
+    place_lines(out * dist_row_bytes(d, s->D), &m.k_sent, &m.bytes);
+    place_lines(out * dist_row_bytes(d, s->Dv), &m.v_sent, &m.bytes);
     return m;
 }
 

@@ -4,6 +4,7 @@
 #include "dist/dist.h"
 
 #include "base/convert.h"
+#include "base/places.h"
 #include "base/status.h"
 #include "base/tensor_walk.h"
 
@@ -18,8 +19,7 @@ static int64_t at_least_one(int64_t n)
 
 static void place(int64_t floats, size_t *off, size_t *end)
 {
-    *off = *end;
-    *end += ((size_t)floats * sizeof(float) + 63) / 64 * 64;
+    place_lines((size_t)floats * sizeof(float), off, end);
 }
 
 static int64_t elements_of(const saccade_tensor *t)

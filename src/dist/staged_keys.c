@@ -2,13 +2,8 @@
  * where they lie, and where the window stands in the sequence. */
 #include "dist/staged.h"
 
+#include "base/places.h"
 #include "base/status.h"
-
-static void place(size_t bytes, size_t *off, size_t *end)
-{
-    *off = *end;
-    *end += (bytes + 63) / 64 * 64;
-}
 
 static int64_t units_of(const dist_stages *s, int64_t keys)
 {
@@ -21,13 +16,13 @@ stage_room stage_room_of(const saccade_dist *d, int64_t B)
     const saccade_sizes *sizes = &d->plan->problem.sizes;
     const size_t in = (size_t)(B * s->in_most), out = (size_t)(B * s->out_most);
     stage_room m = {0};
-    place((size_t)(B * units_of(s, s->size)) * sizeof(int32_t), &m.table, &m.bytes);
-    place((in ? in : 1) * dist_row_bytes(d, sizes->D), &m.k_pool, &m.bytes);
-    place((in ? in : 1) * dist_row_bytes(d, sizes->Dv), &m.v_pool, &m.bytes);
-    place(out * dist_row_bytes(d, sizes->D), &m.k_sent, &m.bytes);
-    place(out * dist_row_bytes(d, sizes->Dv), &m.v_sent, &m.bytes);
-    place((size_t)B * sizeof(int32_t), &m.offset, &m.bytes);
-    place((size_t)B * sizeof(int32_t), &m.length, &m.bytes);
+    place_lines((size_t)(B * units_of(s, s->size)) * sizeof(int32_t), &m.table, &m.bytes);
+    place_lines((in ? in : 1) * dist_row_bytes(d, sizes->D), &m.k_pool, &m.bytes);
+    place_lines((in ? in : 1) * dist_row_bytes(d, sizes->Dv), &m.v_pool, &m.bytes);
+    place_lines(out * dist_row_bytes(d, sizes->D), &m.k_sent, &m.bytes);
+    place_lines(out * dist_row_bytes(d, sizes->Dv), &m.v_sent, &m.bytes);
+    place_lines((size_t)B * sizeof(int32_t), &m.offset, &m.bytes);
+    place_lines((size_t)B * sizeof(int32_t), &m.length, &m.bytes);
     return m;
 }
 

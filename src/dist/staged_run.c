@@ -3,17 +3,12 @@
 
 #include "base/convert.h"
 #include "base/integers.h"
+#include "base/places.h"
 #include "base/status.h"
 #include "base/tensor_walk.h"
 
 #include <math.h>
 #include <string.h>
-
-static void place(size_t bytes, size_t *off, size_t *end)
-{
-    *off = *end;
-    *end += (bytes + 63) / 64 * 64;
-}
 
 static saccade_tensor floats(char *data, int64_t B, int64_t H, int64_t rows, int64_t dim)
 {
@@ -70,13 +65,13 @@ static forward_memory forward_memory_of(const saccade_dist *d, int64_t B)
     const saccade_sizes *s = &d->plan->problem.sizes;
     const size_t rows = (size_t)(B * s->H * d->n_rows) * sizeof(float);
     forward_memory m = {.bytes = 0};
-    place(stage_room_of(d, B).bytes, &m.room[0], &m.bytes);
-    place(stage_room_of(d, B).bytes, &m.room[1], &m.bytes);
-    place(rows * (size_t)s->Dv, &m.out, &m.bytes);
-    place(rows, &m.lse, &m.bytes);
-    place(rows * (size_t)s->Dv, &m.part_out, &m.bytes);
-    place(rows, &m.part_lse, &m.bytes);
-    place(rows, &m.part_max, &m.bytes);
+    place_lines(stage_room_of(d, B).bytes, &m.room[0], &m.bytes);
+    place_lines(stage_room_of(d, B).bytes, &m.room[1], &m.bytes);
+    place_lines(rows * (size_t)s->Dv, &m.out, &m.bytes);
+    place_lines(rows, &m.lse, &m.bytes);
+    place_lines(rows * (size_t)s->Dv, &m.part_out, &m.bytes);
+    place_lines(rows, &m.part_lse, &m.bytes);
+    place_lines(rows, &m.part_max, &m.bytes);
     return m;
 }
 
@@ -206,10 +201,10 @@ static gradient_room gradient_room_of(const saccade_dist *d, int64_t B)
     const size_t in = (size_t)((most ? most : 1) * s->Hkv) * sizeof(float);
     const size_t out = (size_t)(B * d->stages->out_most * s->Hkv) * sizeof(float);
     gradient_room m = {0};
-    place(in * (size_t)s->D, &m.k_pool, &m.bytes);
-    place(in * (size_t)s->Dv, &m.v_pool, &m.bytes);
-    place(out * (size_t)s->D, &m.k_got, &m.bytes);
-    place(out * (size_t)s->Dv, &m.v_got, &m.bytes);
+    place_lines(in * (size_t)s->D, &m.k_pool, &m.bytes);
+    place_lines(in * (size_t)s->Dv, &m.v_pool, &m.bytes);
+    place_lines(out * (size_t)s->D, &m.k_got, &m.bytes);
+    place_lines(out * (size_t)s->Dv, &m.v_got, &m.bytes);
     return m;
 }
 
@@ -220,14 +215,14 @@ static backward_memory backward_memory_of(const saccade_dist *d, int64_t B,
     const int64_t widest = s->D > s->Dv ? s->D : s->Dv;
     backward_memory m = {.bytes = 0};
     for (int i = 0; i < 2; i++) {
-        place(stage_room_of(d, B).bytes, &m.room[i], &m.bytes);
-        place(gradient_room_of(d, B).bytes, &m.gradient[i], &m.bytes);
+        place_lines(stage_room_of(d, B).bytes, &m.room[i], &m.bytes);
+        place_lines(gradient_room_of(d, B).bytes, &m.gradient[i], &m.bytes);
     }
-    place((size_t)(B * d->stages->own_most * s->Hkv * widest) * sizeof(float), &m.sum,
-          &m.bytes);
-    place((size_t)(B * s->H * d->n_rows * s->D) * sizeof(float), &m.dq, &m.bytes);
-    place((size_t)(captures->capture_elements * (d->transport.ranks + 1)) * sizeof(float),
-          &m.captures, &m.bytes);
+    place_lines((size_t)(B * d->stages->own_most * s->Hkv * widest) * sizeof(float), &m.sum,
+                &m.bytes);
+    place_lines((size_t)(B * s->H * d->n_rows * s->D) * sizeof(float), &m.dq, &m.bytes);
+    place_lines((size_t)(captures->capture_elements * (d->transport.ranks + 1)) * sizeof(float),
+                &m.captures, &m.bytes);
     return m;
 }
 
