@@ -4,6 +4,8 @@
  * int32 (range_finish). */
 #include "pass/range_form.h"
 
+#include "base/integers.h"
+
 #include <string.h>
 
 #define REST_MAX ((int64_t)1 << 56)
@@ -15,14 +17,8 @@ int64_t range_floor_div(int64_t a, int64_t n)
 
 int64_t range_gcd(int64_t a, int64_t b)
 {
-    a = a < 0 ? -a : a;
-    b = b < 0 ? -b : b;
-    while (b) {
-        const int64_t t = a % b;
-        a = b;
-        b = t;
-    }
-    return a;
+    const int64_t divisor = common_divisor(a, b);
+    return divisor < 0 ? -divisor : divisor;
 }
 
 void range_set_span(range_val *out, int64_t lo, int64_t hi)

@@ -6,6 +6,7 @@
 
 #include "pass/along.h"
 
+#include "base/integers.h"
 #include "base/status.h"
 #include "pass/pass.h"
 
@@ -26,21 +27,12 @@ typedef struct form {
     int32_t step[2]; /* coprime, the first that is not 0 above it; {0, 0}: free of q and kv */
 } form;
 
-static int32_t divisor(int32_t x, int32_t y)
-{
-    while (y != 0) {
-        const int32_t rest = x % y;
-        x = y;
-        y = rest;
-    }
-    return abs(x);
-}
-
 /* A line's direction follows from its coefficients. */
 static form line(const int32_t coef[4])
 {
     form f = {.kind = LINE, .coef = {coef[0], coef[1], coef[2], coef[3]}};
-    const int32_t q = coef[VAR_Q], kv = coef[VAR_KV], by = divisor(q, kv);
+    const int32_t q = coef[VAR_Q], kv = coef[VAR_KV];
+    const int32_t by = (int32_t)llabs(common_divisor(q, kv));
     const int32_t sign = q < 0 || (q == 0 && kv < 0) ? -1 : 1;
     if (by != 0) {
         f.step[0] = sign * q / by;
