@@ -132,6 +132,11 @@ saccade_status lexer_next(lexer *lex, token *out, saccade_error *err);
 /* f32 text that reads back to the same bits; needs room for 32 bytes. */
 void lexer_print_float(float value, char text[32]);
 
+/* ---- scope.c ---- */
+
+/* Names of a text's variables, by mod_var and then `score`, and of sizes, by mod_size. */
+extern const char *const ast_vars[5], *const ast_sizes[MOD_SIZE_COUNT];
+
 /* ---- parser.c ---- */
 
 /* fills source->body from source->text; a prelude has definitions and no body. */

@@ -19,9 +19,6 @@ typedef struct printer {
     uint32_t mentioned[MOD_MAX_CAPTURES], n_mentioned;
 } printer;
 
-static const char *const var_names[] = {"b", "h", "q", "kv"};
-static const char *const size_names[] = {"B", "H", "Hkv", "Q", "KV", "D", "Dv"};
-
 static bool is_leaf(const mod_node *n)
 {
     return n->n_args == 0;
@@ -84,13 +81,13 @@ static void print_leaf(printer *p, const mod_node *n)
         strbuf_puts(&p->text, number);
         return;
     case OP_VAR:
-        strbuf_puts(&p->text, var_names[n->imm.i]);
+        strbuf_puts(&p->text, ast_vars[n->imm.i]);
         return;
     case OP_SCORE:
         strbuf_puts(&p->text, "score");
         return;
     case OP_SIZE:
-        strbuf_puts(&p->text, size_names[n->imm.i]);
+        strbuf_puts(&p->text, ast_sizes[n->imm.i]);
         return;
     default:
         strbuf_puts(&p->text, p->fn->captures[n->imm.i].name);
@@ -272,10 +269,10 @@ static void print_node_operands(const mod_fn *fn, const mod_node *n, strbuf *out
         strbuf_printf(out, " %s", number);
         break;
     case OP_VAR:
-        strbuf_printf(out, " %s", var_names[n->imm.i]);
+        strbuf_printf(out, " %s", ast_vars[n->imm.i]);
         break;
     case OP_SIZE:
-        strbuf_printf(out, " %s", size_names[n->imm.i]);
+        strbuf_printf(out, " %s", ast_sizes[n->imm.i]);
         break;
     case OP_SCALAR:
     case OP_LOAD:

@@ -6,8 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
-static const char *const var_names[] = {"b", "h", "q", "kv", "score"};
-static const char *const size_names[] = {"B", "H", "Hkv", "Q", "KV", "D", "Dv"};
+const char *const ast_vars[] = {"b", "h", "q", "kv", "score"};
+const char *const ast_sizes[] = {"B", "H", "Hkv", "Q", "KV", "D", "Dv"};
 
 /* ---- messages ---- */
 
@@ -106,12 +106,12 @@ static int find(const char *const *names, int n, const char *name)
 
 int scope_var(const char *name)
 {
-    return find(var_names, FRAME_VARS, name);
+    return find(ast_vars, FRAME_VARS, name);
 }
 
 int scope_size(const char *name)
 {
-    return find(size_names, MOD_SIZE_COUNT, name);
+    return find(ast_sizes, MOD_SIZE_COUNT, name);
 }
 
 /* ---- definitions ---- */
