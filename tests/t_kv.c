@@ -282,7 +282,7 @@ static void keys_without_a_grow(void **state)
     saccade_kv_destroy(cache);
 }
 
-/* What would be written before a pool, or to one place twice. */
+/* What would be written before a pool, past what an address counts, or to one place twice. */
 static void strides_of_pools(void **state)
 {
     enum { PAGES = 4, KEYS = 4, DIM = 2 };
@@ -302,8 +302,17 @@ static void strides_of_pools(void **state)
             assert_int_equal(saccade_kv_write(cache, &pool, NULL, &k, NULL, &err),
                              SACCADE_EINVAL);
             assert_string_equal(err.where, "k_pool");
-            assert_non_null(strstr(err.message, "expected 1 or more"));
+            assert_non_null(strstr(err.message, stride < 0 ? "expected 0 or more"
+                                                           : "elements that do not overlap"));
         }
+    saccade_tensor near = saccade_tensor_of(numbers, SACCADE_F32, 4, shape), far = near;
+    near.stride[2] = 1; /* keys that share all but one channel */
+    far.stride[0] = (int64_t)1 << 62;
+    assert_int_equal(saccade_kv_write(cache, &near, NULL, &k, NULL, &err), SACCADE_EINVAL);
+    assert_non_null(strstr(err.message, "elements that do not overlap"));
+    assert_int_equal(saccade_kv_write(cache, &far, NULL, &k, NULL, &err), SACCADE_EINVAL);
+    assert_string_equal(err.where, "k_pool");
+    assert_non_null(strstr(err.message, "within 2^58 of the first"));
     saccade_kv_destroy(cache);
 }
 

@@ -9,9 +9,6 @@ static const char *place_name(saccade_device_kind kind)
     return kind == SACCADE_CPU ? "the host" : kind == SACCADE_CUDA ? "a GPU" : "no device";
 }
 
-/* Elements from the first to the last; their bytes are within what an address counts. */
-static const double most_reach = 0x1p58;
-
 static saccade_status check_lengths(const saccade_tensor *t, const char *name, int64_t *shape,
                                     saccade_error *err)
 {
@@ -27,7 +24,7 @@ static saccade_status check_lengths(const saccade_tensor *t, const char *name, i
                 "got stride %lld in dimension %d, expected 0 or more", (long long)t->stride[i],
                 i);
         reach += (double)(t->shape[i] - 1) * (double)t->stride[i];
-        FAIL_AT(reach > most_reach, SACCADE_EINVAL, name, 0, 0,
+        FAIL_AT(reach > TENSOR_MOST_REACH, SACCADE_EINVAL, name, 0, 0,
                 "got stride %lld in dimension %d, expected elements within 2^58 of the first",
                 (long long)t->stride[i], i);
         shape[i] = t->shape[i];
@@ -72,11 +69,7 @@ saccade_status api_check_tensor(const saccade_tensor *t, const api_expected *x, 
 saccade_status api_check_output(const saccade_tensor *t, const char *name, saccade_error *err)
 {
     for (int32_t i = 0; i < t->rank; i++) {
-        double last = 0; /* element of the inner dimensions; as an int it might wrap */
-        for (int32_t j = 0; j < t->rank; j++)
-            if (t->shape[j] > 1
-                && (t->stride[j] < t->stride[i] || (t->stride[j] == t->stride[i] && j < i)))
-                last += (double)(t->shape[j] - 1) * (double)t->stride[j];
+        const double last = tensor_inner_reach(t, i);
         FAIL_AT(t->shape[i] > 1 && (double)t->stride[i] <= last, SACCADE_EINVAL, name, 0, 0,
                 "got stride %lld in dimension %d of an output, expected over %.0f: elements "
                 "that do not overlap",

@@ -1,4 +1,4 @@
-/* tensor_walk.h: where tensors' elements lie, and strided tensors element by element, in
+/* tensor_walk.h: where tensors' elements lie and how far apart, and strided tensors element by element, in
  * row-major order of their indices. */
 #ifndef SACCADE_TENSOR_WALK_H
 #define SACCADE_TENSOR_WALK_H
@@ -42,6 +42,31 @@ static inline void tensor_clear(const saccade_tensor *t)
     do
         memset((char *)t->data + walk.place * (int64_t)each, 0, bytes);
     while (tensor_next(t, outer, &walk));
+}
+
+/* No tensor reaches over more elements: their bytes are within what an address counts. */
+#define TENSOR_MOST_REACH 0x1p58
+
+/* Elements from the first to the last; as a double, since an int might wrap. */
+static inline double tensor_reach(const saccade_tensor *t)
+{
+    double reach = 0;
+    for (int32_t d = 0; d < t->rank; d++)
+        if (t->shape[d] > 1)
+            reach += (double)(t->shape[d] - 1) * (double)t->stride[d];
+    return reach;
+}
+
+/* Elements from the first to the last of the dimensions that lie inside dimension i: those of
+ * smaller strides, or of the same before it. A larger stride of i passes over all of them. */
+static inline double tensor_inner_reach(const saccade_tensor *t, int32_t i)
+{
+    double last = 0;
+    for (int32_t j = 0; j < t->rank; j++)
+        if (t->shape[j] > 1
+            && (t->stride[j] < t->stride[i] || (t->stride[j] == t->stride[i] && j < i)))
+            last += (double)(t->shape[j] - 1) * (double)t->stride[j];
+    return last;
 }
 
 #endif

@@ -30,11 +30,14 @@ static saccade_status check_tensor(const saccade_tensor *t, const char *name,
         FAIL_AT(t->shape[d] < 0, SACCADE_EINVAL, name, 0, 0,
                 "got length %lld in dimension %d, expected 0 or more", (long long)t->shape[d],
                 d);
-    const int least = rank == 4; /* of a pool, which is written */
     for (int32_t d = 0; d < rank; d++)
-        FAIL_AT(t->stride[d] < 0 || (t->shape[d] > 1 && t->stride[d] < least), SACCADE_EINVAL,
-                name, 0, 0, "got stride %lld in dimension %d, expected %d or more",
-                (long long)t->stride[d], d, least);
+        FAIL_AT(t->stride[d] < 0, SACCADE_EINVAL, name, 0, 0,
+                "got stride %lld in dimension %d, expected 0 or more", (long long)t->stride[d],
+                d);
+    FAIL_AT(tensor_reach(t) > TENSOR_MOST_REACH, SACCADE_EINVAL, name, 0, 0,
+            "got strides that reach %.0f elements on, expected elements within 2^58 of the "
+            "first",
+            tensor_reach(t));
     for (int32_t d = 0; d < rank; d++)
         FAIL_AT(shape[d] >= 0 && t->shape[d] != shape[d], SACCADE_EINVAL, name, 0, 0,
                 "got length %lld in dimension %d, expected %lld", (long long)t->shape[d], d,
@@ -45,6 +48,21 @@ static saccade_status check_tensor(const saccade_tensor *t, const char *name,
     return SACCADE_OK;
 }
 
+/* Keys of a pool are written: no two of their elements may be one place. */
+static saccade_status check_apart(const saccade_tensor *pool, const char *name,
+                                  saccade_error *err)
+{
+    for (int32_t d = 0; d < pool->rank; d++) {
+        const double last = tensor_inner_reach(pool, d);
+        FAIL_AT(pool->shape[d] > 1 && (double)pool->stride[d] <= last, SACCADE_EINVAL, name, 0,
+                0,
+                "got stride %lld in dimension %d of a pool, expected over %.0f: elements that "
+                "do not overlap",
+                (long long)pool->stride[d], d, last);
+    }
+    return SACCADE_OK;
+}
+
 /* A pool and what goes to it. */
 static saccade_status check_pair(const saccade_kv *c, const saccade_tensor *pool,
                                  const char *pool_name, const saccade_tensor *from,
@@ -52,6 +70,7 @@ static saccade_status check_pair(const saccade_kv *c, const saccade_tensor *pool
 {
     const int64_t pools[4] = {c->pages, -1, c->page, -1};
     TRY(check_tensor(pool, pool_name, pools, 4, err));
+    TRY(check_apart(pool, pool_name, err));
     const int64_t keys[3] = {saccade_kv_slots(c, NULL, 0), pool->shape[1], pool->shape[3]};
     return check_tensor(from, from_name, keys, 3, err);
 }
