@@ -270,6 +270,10 @@ static void wrong_tensors(void **unused)
     WRONG(s->k_at.device.kind = (saccade_device_kind)-1, "k", "device kind -1");
     WRONG(s->args.q = NULL, "q", "got NULL");
     WRONG(s->args.out = NULL, "out", "got NULL");
+    WRONG(s->out_at.data = s->v, "out", "got the data of v, expected memory of its own");
+    WRONG(s->lse_at.data = s->q, "lse", "got the data of q");
+    WRONG(s->lse_at.data = s->out, "lse", "got elements that lie in those of out");
+    WRONG(s->args.row_max = &s->lse_at, "row_max", "those of lse");
     WRONG(s->args.workspace = NULL, "workspace", "got no data");
     WRONG(s->args.n_bindings = -1, "bindings", "got -1");
     WRONG(s->lse_at.dtype = SACCADE_F16, "lse", "got dtype f16");

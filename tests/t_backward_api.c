@@ -358,6 +358,111 @@ static void what_is_wrong_is_said(void **state)
     drop(&t);
 }
 
+static saccade_plan *plain_plan(uint32_t gradients, int64_t h, int64_t hkv, int64_t d,
+                                int64_t dv)
+{
+    saccade_plan *plan = NULL;
+    saccade_error err = {0};
+    saccade_problem p;
+    saccade_problem_init(&p);
+    p.sizes = (saccade_sizes){.H = h, .Hkv = hkv, .D = d, .Dv = dv};
+    p.gradients = gradients;
+    assert_int_equal(saccade_plan_create(NULL, &p, &plan, &err), 0);
+    return plan;
+}
+
+enum { QKV = SACCADE_GRADIENT_Q | SACCADE_GRADIENT_K | SACCADE_GRADIENT_V };
+
+/* V is a view of K: gradients in one place are refused, and add up where both are added. */
+static void gradients_in_one_place(void **state)
+{
+    inputs in;
+    saccade_error err = {0};
+    (void)state;
+    fill(&in);
+    tensors t = tensors_of(SACCADE_F32, &in), one = tensors_of(SACCADE_F32, &in);
+    saccade_plan *plan = plain_plan(QKV, H, HKV, D, DV);
+    t.n_bindings = one.n_bindings = 0;
+    free(t.v.data);
+    free(one.v.data);
+    t.v.data = one.v.data = t.k.data;
+    for (int d = 0; d < 4; d++)
+        t.v.stride[d] = one.v.stride[d] = t.k.stride[d];
+    forward(plan, &t);
+    saccade_backward_args a = args_of(plan, &t), b;
+    a.n_d_captures = 0;
+    assert_int_equal(saccade_backward(plan, &a, &err), 0);
+    b = a;
+    for (int first = 0; first <= D - DV; first++) { /* channels of K that V is */
+        memset(one.dk.data, 0, NK * sizeof(float));
+        saccade_tensor dv = one.dk;
+        dv.data = (float *)one.dk.data + first;
+        dv.shape[3] = DV;
+        b.d_q = &one.dq, b.d_k = &one.dk, b.d_v = &dv;
+        b.accumulate = 0;
+        refused(plan, &b, "d_v");
+        b.accumulate = SACCADE_GRADIENT_V;
+        refused(plan, &b, "d_v");
+        b.accumulate = SACCADE_GRADIENT_K | SACCADE_GRADIENT_V;
+        assert_int_equal(saccade_backward(plan, &b, &err), 0);
+        for (int i = 0; i < NK; i++) {
+            const int d = i % D - first;
+            const double value = d >= 0 && d < DV ? at(&t.dv, i / D * DV + d) : 0;
+            assert_true(fabs(at(&one.dk, i) - at(&t.dk, i) - value) < 1e-5);
+        }
+    }
+    free(a.workspace);
+    saccade_plan_destroy(plan);
+    t.v.data = one.v.data = NULL;
+    drop(&t);
+    drop(&one);
+}
+
+/* Gradients of one packed tensor [B, N, H + 2 Hkv, D] are none in one place; those of one that
+ * begins a head too early are. */
+static void packed_gradients(void **state)
+{
+    enum { N = 7, HEADS = H + 2 * HKV };
+    static float packed[N * HEADS * D], more[N * HEADS * D], lse[H * N], d_out[N * HEADS * D];
+    const int64_t rows[] = {1, H, N, D}, keys[] = {1, HKV, N, D}, stats[] = {1, H, N};
+    saccade_error err = {0};
+    (void)state;
+    saccade_plan *plan = plain_plan(QKV, H, HKV, D, D);
+    saccade_tensor t[6];
+    for (int i = 0; i < 6; i++) {
+        const int first = i % 3 == 0 ? 0 : i % 3 == 1 ? H : H + HKV;
+        t[i] = saccade_tensor_of((i < 3 ? packed : more) + first * D, SACCADE_F32, 4,
+                                 i % 3 ? keys : rows);
+        t[i].stride[1] = D;
+        t[i].stride[2] = HEADS * D;
+    }
+    const saccade_tensor o = saccade_tensor_of(d_out, SACCADE_F32, 4, rows);
+    const saccade_tensor l = saccade_tensor_of(lse, SACCADE_F32, 3, stats);
+    const saccade_sizes s = {1, H, HKV, N, N, D, D};
+    saccade_backward_args a;
+    saccade_backward_args_init(&a);
+    a.q = &t[0], a.k = &t[1], a.v = &t[2], a.out = a.d_out = &o, a.lse = &l;
+    a.d_q = &t[3], a.d_k = &t[4], a.d_v = &t[5];
+    a.workspace_bytes = saccade_plan_backward_workspace(plan, &s);
+    a.workspace = workspace(a.workspace_bytes);
+    if (saccade_backward(plan, &a, &err))
+        fail_msg("%s: %s", err.where, err.message);
+    t[4].data = more + (H - 1) * D;
+    refused(plan, &a, "d_k");
+    t[4].data = more + HEADS * D - 1; /* heads of the next row, a channel early */
+    refused(plan, &a, "d_k");
+    t[4].data = more + H * D;
+    a.d_q = &t[0];
+    refused(plan, &a, "d_q");
+    t[3].data = d_out; /* of other strides */
+    a.d_q = &t[3];
+    refused(plan, &a, "d_q");
+    a.accumulate = QKV;
+    refused(plan, &a, "d_q");
+    free(a.workspace);
+    saccade_plan_destroy(plan);
+}
+
 /* All gradients of a score that reads `bias` of this rank, and nothing else. */
 static saccade_plan *plan_reading(const char *text, int32_t rank)
 {
@@ -476,6 +581,8 @@ int main(void)
         cmocka_unit_test(cpu_is_ref),
         cmocka_unit_test(ref_is_the_slope),
         cmocka_unit_test(what_is_wrong_is_said),
+        cmocka_unit_test(gradients_in_one_place),
+        cmocka_unit_test(packed_gradients),
         cmocka_unit_test(captures_lie_anyhow),
         cmocka_unit_test(unread_captures_are_cleared_by_runs),
         cmocka_unit_test(plans_that_cannot_are_refused),

@@ -43,6 +43,22 @@ saccade_status api_read_positions(const saccade_positions *positions,
                                   saccade_device_kind device, const saccade_sizes *sizes,
                                   plan_positions *out, saccade_error *err);
 
+/* ---- overlap.c: outputs and what else lies where they do ---- */
+
+typedef struct api_output {
+    const saccade_tensor *tensor; /* or NULL */
+    const char *name;
+    uint32_t bit; /* SACCADE_GRADIENT_*; 0: of no gradient */
+} api_output;
+/* EINVAL where two outputs that are not both among `added` surely have an element in one place:
+ * always found where their strides are the same, or their data. */
+saccade_status api_check_apart(const api_output *outputs, int32_t n, uint32_t added,
+                               saccade_error *err);
+/* EINVAL where an output has the data of this input (NULL: none). */
+saccade_status api_check_not_input(const api_output *outputs, int32_t n,
+                                   const saccade_tensor *input, const char *name,
+                                   saccade_error *err);
+
 /* ---- run_check.c: what all runs of a plan take ---- */
 
 /* saccade_ragged as it was read, checked as far as its numbers lie on the host. */
@@ -104,6 +120,8 @@ saccade_status api_check_stats(const saccade_plan *plan, const saccade_tensor *t
 
 saccade_status api_read_ragged(const saccade_plan *plan, const saccade_ragged *given,
                                api_ragged *out, saccade_error *err);
+/* The data of views without an element, whose tensors need none. Never read. */
+extern const char api_nothing[64];
 /* Tensors of sides that are ragged, [T, H, D] or [T, H] of `rank`, become [1, H, T, D] or
  * [1, H, T] in *view; others stay, and NULL. */
 saccade_status api_view_rows(const api_ragged *ragged, const saccade_tensor **t, int32_t rank,

@@ -178,6 +178,39 @@ static saccade_status check_sinks(const saccade_plan *plan, const saccade_backwa
     return api_check_output(t, name, err);
 }
 
+/* ---- places ---- */
+
+/* Gradients, of which one that is written would lose the other, and inputs. */
+static saccade_status check_apart(const saccade_backward_args *a, const plan_run *run,
+                                  saccade_error *err)
+{
+    enum { OTHERS = 4 };
+    api_output outputs[OTHERS + MOD_MAX_CAPTURES] = {
+        {run->q ? a->d_q : NULL, "d_q", SACCADE_GRADIENT_Q},
+        {run->k ? a->d_k : NULL, "d_k", SACCADE_GRADIENT_K},
+        {run->k ? a->d_v : NULL, "d_v", SACCADE_GRADIENT_V},
+        {a->d_sinks, "d_sinks", SACCADE_GRADIENT_SINKS},
+    };
+    const api_output inputs[] = {{run->q, "q", 0},
+                                 {run->k, "k", 0},
+                                 {run->v, "v", 0},
+                                 {run->q ? a->out : NULL, "out", 0},
+                                 {run->q ? a->lse : NULL, "lse", 0},
+                                 {run->q ? a->d_out : NULL, "d_out", 0},
+                                 {run->q ? a->d_lse : NULL, "d_lse", 0},
+                                 {a->sinks, "sinks", 0}};
+    const int32_t n = OTHERS + a->n_d_captures;
+    for (int32_t i = 0; i < a->n_d_captures; i++)
+        outputs[OTHERS + i] = (api_output){&a->d_captures[i].tensor, a->d_captures[i].name,
+                                           SACCADE_GRADIENT_CAPTURES};
+    TRY(api_check_apart(outputs, n, a->accumulate, err));
+    for (size_t i = 0; i < sizeof inputs / sizeof inputs[0]; i++)
+        TRY(api_check_not_input(outputs, n, inputs[i].tensor, inputs[i].name, err));
+    for (int32_t i = 0; i < a->n_bindings; i++)
+        TRY(api_check_not_input(outputs, n, &a->bindings[i].tensor, a->bindings[i].name, err));
+    return SACCADE_OK;
+}
+
 /* ---- the run ---- */
 
 saccade_status api_read_gradients(const saccade_plan *plan, const saccade_backward_args *a,
@@ -202,6 +235,7 @@ saccade_status api_read_gradients(const saccade_plan *plan, const saccade_backwa
     }
     TRY(read_captures(plan, a, run, captures, err));
     TRY(check_sinks(plan, a, err));
+    TRY(check_apart(a, run, err));
     run->out = a->out;
     run->lse = a->lse;
     *out = (plan_gradients){.d_out = a->d_out,

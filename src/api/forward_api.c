@@ -1,6 +1,22 @@
 /* saccade_forward: arguments into a run. */
 #include "api/api.h"
 
+static saccade_status check_places(const saccade_forward_args *a, saccade_error *err)
+{
+    const api_output outputs[] = {{a->out, "out", 0},
+                                  {a->lse, "lse", 0},
+                                  {a->row_max, "row_max", 0},
+                                  {a->head_max, "head_max", 0}};
+    const int32_t n = (int32_t)(sizeof outputs / sizeof outputs[0]);
+    TRY(api_check_apart(outputs, n, 0, err));
+    TRY(api_check_not_input(outputs, n, a->q, "q", err));
+    TRY(api_check_not_input(outputs, n, a->k, "k", err));
+    TRY(api_check_not_input(outputs, n, a->v, "v", err));
+    for (int32_t i = 0; i < a->n_bindings; i++)
+        TRY(api_check_not_input(outputs, n, &a->bindings[i].tensor, a->bindings[i].name, err));
+    return api_check_not_input(outputs, n, a->sinks, "sinks", err);
+}
+
 saccade_status api_check_outputs(const saccade_plan *plan, const saccade_forward_args *a,
                                  const saccade_sizes *s, saccade_error *err)
 {
@@ -9,7 +25,8 @@ saccade_status api_check_outputs(const saccade_plan *plan, const saccade_forward
     TRY(api_check_tensor(a->out, &out, shape, err));
     TRY(api_check_output(a->out, "out", err));
     TRY(api_check_stats(plan, a->lse, "lse", s, err));
-    return api_check_stats(plan, a->row_max, "row_max", s, err);
+    TRY(api_check_stats(plan, a->row_max, "row_max", s, err));
+    return check_places(a, err);
 }
 
 static saccade_status check_head_max(const saccade_plan *plan, const saccade_tensor *t,
@@ -69,12 +86,12 @@ saccade_status saccade_forward(const saccade_plan *plan, const saccade_forward_a
     plan_run *run = &call.run;
     TRY(api_start_forward(plan, args, "forward", &call, err));
     const saccade_sizes rows = api_row_sizes(run);
+    run->row_max = call.args.row_max;
+    run->head_max = call.args.head_max;
+    TRY(check_head_max(plan, run->head_max, run, err));
     TRY(api_check_outputs(plan, &call.args, &rows, err));
     TRY(api_read_workspace(&call.in, plan_workspace(plan, &run->sizes), run, err));
     run->out = call.args.out;
     run->lse = call.args.lse;
-    run->row_max = call.args.row_max;
-    run->head_max = call.args.head_max;
-    TRY(check_head_max(plan, run->head_max, run, err));
     return plan_forward(plan, run, err);
 }

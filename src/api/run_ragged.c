@@ -74,8 +74,7 @@ saccade_status api_read_ragged(const saccade_plan *plan, const saccade_ragged *g
 
 /* ---- tensors ---- */
 
-/* Stands for tensors without an element, which need no data. Never read. */
-static const char nothing[64];
+const char api_nothing[64];
 
 static saccade_status view(const saccade_tensor **given, int32_t rank, int64_t most,
                            const char *name, saccade_tensor *out, saccade_error *err)
@@ -102,7 +101,7 @@ static saccade_status view(const saccade_tensor **given, int32_t rank, int64_t m
     FAIL_AT(t->shape[0] == 0 && t->device.kind != SACCADE_CPU, SACCADE_EINVAL, name, 0, 0,
             "got no rows on a GPU, expected one or more");
     if (t->shape[0] == 0) {
-        out->data = (void *)(uintptr_t)nothing;
+        out->data = (void *)(uintptr_t)api_nothing;
         out->shape[2] = 1;
         out->stride[3] = rank == 3;
     }
