@@ -319,6 +319,83 @@ static void wrong_positions_and_captures(void **unused)
     free(s);
 }
 
+/* An architecture is one of a GPU's: other back ends would pass over it. */
+static void architectures_are_of_gpus(void **unused)
+{
+    static const char *const others[] = {"cpu", "ref", "plain"};
+    saccade_plan *plan = NULL;
+    saccade_error err;
+    saccade_problem p;
+    (void)unused;
+    saccade_problem_init(&p);
+    p.arch = "sm_90a";
+    for (int i = 0; i < 3; i++) {
+        p.backend = others[i];
+        assert_int_equal(saccade_plan_create(NULL, &p, &plan, &err), SACCADE_EINVAL);
+        assert_string_equal(err.where, "arch");
+        assert_non_null(strstr(err.message, others[i]));
+    }
+    for (int i = 0; i < 2; i++) {
+        p.backend = i ? "auto" : NULL;
+        p.arch = "foo";
+        assert_int_not_equal(saccade_plan_create(NULL, &p, &plan, &err), SACCADE_OK);
+        p.arch = "sm_90a";
+        if (saccade_plan_create(NULL, &p, &plan, &err) != SACCADE_OK) {
+            assert_int_equal(err.status, SACCADE_EBACKEND); /* no compiler of such code here */
+            continue;
+        }
+        char *text;
+        assert_int_equal(saccade_plan_explain(plan, &text, &err), SACCADE_OK);
+        assert_non_null(strstr(text, "backend: cuda"));
+        saccade_free(text);
+        saccade_plan_destroy(plan);
+    }
+}
+
+/* A name that two texts read as tensors of two kinds cannot be bound in any run. */
+static void one_kind_for_a_name(void **unused)
+{
+    static const struct {
+        saccade_capture in_mask, in_score;
+        const char *mask, *score;
+        int is_fine;
+    } rows[] = {
+        {{"x", SACCADE_F32, 1}, {"x", SACCADE_F16, 1}, "x[q] > 0.0", "score + x[q]", 0},
+        {{"x", SACCADE_F32, 1}, {"x", SACCADE_F32, 1}, "x[q] > 0.0", "score + x[q]", 1},
+        {{"x", SACCADE_F32, 0}, {"x", SACCADE_F16, 0}, "x > 0.0", "score + x", 1},
+        {{"x", SACCADE_I32, 0}, {"x", SACCADE_F32, 0}, "x > 0", "score + x", 0},
+        {{"x", SACCADE_F32, 0}, {"x", SACCADE_F32, 1}, "x > 0.0", "score + x[q]", 0},
+        {{"x", SACCADE_F32, 1},
+         {"x", SACCADE_F16, 1},
+         "x[q] > 0.0",
+         "y = x[q]; score",
+         1}, /* which reads nothing */
+    };
+    (void)unused;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        saccade_error err;
+        saccade_mod *mask, *score;
+        saccade_plan *plan = NULL;
+        saccade_problem p;
+        saccade_problem_init(&p);
+        assert_int_equal(make_mod(SACCADE_MASK, rows[i].mask, &rows[i].in_mask, 1, &mask, &err),
+                         SACCADE_OK);
+        assert_int_equal(
+            make_mod(SACCADE_SCORE, rows[i].score, &rows[i].in_score, 1, &score, &err),
+            SACCADE_OK);
+        p.mask = mask;
+        p.score = score;
+        const saccade_status status = saccade_plan_create(NULL, &p, &plan, &err);
+        if (status != (rows[i].is_fine ? SACCADE_OK : SACCADE_EINVAL))
+            fail_msg("row %zu: got %d", i, status);
+        if (!rows[i].is_fine)
+            assert_string_equal(err.where, "x");
+        saccade_plan_destroy(plan);
+        saccade_mod_destroy(mask);
+        saccade_mod_destroy(score);
+    }
+}
+
 /* A block mask and a run must mean the same captures: whole blocks would come from one, the
  * others from the other. */
 static void masks_of_other_captures(void **unused)
@@ -426,8 +503,8 @@ static void captures_without_use(void **unused)
         p.sizes = sizes;
         p.score = score;
         assert_int_equal(saccade_plan_create(NULL, &p, &s->plan, &err), SACCADE_OK);
-        s->binding = (saccade_binding){
-            "scales", saccade_tensor_of(values, SACCADE_F32, 1, heads)};
+        s->binding =
+            (saccade_binding){"scales", saccade_tensor_of(values, SACCADE_F32, 1, heads)};
         saccade_block_mask_destroy(s->block_mask);
         s->block_mask = NULL;
         if (forward(s, &err) != SACCADE_OK)
@@ -646,6 +723,8 @@ int main(void)
         cmocka_unit_test(only_the_truth_reads_parsed_nodes),
         cmocka_unit_test(wrong_tensors),
         cmocka_unit_test(wrong_positions_and_captures),
+        cmocka_unit_test(architectures_are_of_gpus),
+        cmocka_unit_test(one_kind_for_a_name),
         cmocka_unit_test(masks_of_other_captures),
         cmocka_unit_test(masks_of_other_scalars),
         cmocka_unit_test(masks_of_device_captures),

@@ -576,13 +576,19 @@ static void mistakes(void **unused)
     int64_t values[2] = {1, 2};
     saccade_tensor state = state_of(values);
     saccade_mod *weight = weight_of("dropout(0.5)"), *much = weight_of("dropout(1.5)");
+    saccade_mod *longer = weight_of("dropout(float(KV))"); /* known when it runs */
     saccade_error err = {0};
     saccade_plan *plan;
     case_run r;
     case_make(&c, &r);
     refuses(&r, weight, NULL, "dropout", "got no tensor");
     refuses(&r, NULL, &state, "dropout", "has no weight");
-    refuses(&r, much, &state, "weight", "got a rate of 1.5");
+    saccade_problem never = r.problem;
+    never.weight = much;
+    assert_int_equal(saccade_plan_create(NULL, &never, &plan, &err), SACCADE_EINVAL);
+    assert_string_equal(err.where, "weight");
+    assert_string_equal(err.message, "got a rate of 1.5, expected 0 to 1");
+    refuses(&r, longer, &state, "weight", "got a rate of 64");
     state.shape[0] = 3;
     refuses(&r, weight, &state, "dropout", "expected 2");
     state.shape[0] = 2;
@@ -594,6 +600,7 @@ static void mistakes(void **unused)
     assert_non_null(strstr(err.message, "got a weight, expected a mask"));
     saccade_mod_destroy(weight);
     saccade_mod_destroy(much);
+    saccade_mod_destroy(longer);
     case_free(&r);
 }
 

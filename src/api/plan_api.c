@@ -15,13 +15,18 @@ static const plan_backend backends[] = {
 };
 enum { BACKENDS = sizeof backends / sizeof backends[0] };
 
-static saccade_status find_backend(const char *name, const plan_backend **out,
+/* That of the name; of "auto" the GPU's for a problem that names an architecture of one. */
+static saccade_status find_backend(const saccade_problem *problem, const plan_backend **out,
                                    saccade_error *err)
 {
+    const char *name = problem->backend;
     if (!name || strcmp(name, "auto") == 0)
-        name = backends[0].name;
+        name = problem->arch ? "cuda" : backends[0].name;
     for (int i = 0; i < BACKENDS; i++) {
         if (strcmp(backends[i].name, name) == 0) {
+            FAIL_AT(problem->arch && backends[i].device != SACCADE_CUDA, SACCADE_EINVAL, "arch",
+                    0, 0, "got '%.40s' with back end %s, expected it with cuda or auto",
+                    problem->arch, name);
             *out = &backends[i];
             return SACCADE_OK;
         }
@@ -39,7 +44,7 @@ static saccade_status fill_plan(const saccade_context *context, const saccade_pr
     plan->number = atomic_fetch_add(&n_plans, 1) + 1;
     plan->threads = context->threads;
     plan->level = context->level;
-    TRY(find_backend(problem->backend, &plan->backend, err));
+    TRY(find_backend(problem, &plan->backend, err));
     TRY(plan_derive(problem, plan, err));
     plan->problem.has_rows = is_part;
     plan->problem.has_chunks |= is_part && plan->backend->device == SACCADE_CPU;

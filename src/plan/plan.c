@@ -161,6 +161,42 @@ static int find_capture(const mod_fn *fn, const char *name, uint32_t *out)
     return 0;
 }
 
+/* Each name has one tensor in a run: all texts that read it must take the same, a scalar of any
+ * width. */
+static saccade_status check_same_captures(const mod_fn *a, const mod_fn *b, saccade_error *err)
+{
+    for (uint32_t i = 0, j; a && b && i < a->n_captures; i++) {
+        const mod_capture *x = &a->captures[i];
+        if (!find_capture(b, x->name, &j))
+            continue;
+        const mod_capture *y = &b->captures[j];
+        FAIL_AT(x->rank != y->rank || x->type != y->type || (x->rank && x->dtype != y->dtype),
+                SACCADE_EINVAL, x->name, 0, 0,
+                "got %s of rank %d in the %s and %s of rank %d in the %s, expected one kind of "
+                "tensor",
+                saccade_dtype_name(x->dtype), (int)x->rank, kind_names[a->kind],
+                saccade_dtype_name(y->dtype), (int)y->rank, kind_names[b->kind]);
+    }
+    return SACCADE_OK;
+}
+
+/* A rate that follows from nothing that comes with a run is known now. */
+static saccade_status check_rate(const mod_fn *weight, saccade_error *err)
+{
+    double values[PLAN_WEIGHT_NODES];
+    const eval_env env = {.tensors = NULL};
+    const eval_point at = {0};
+    if (!weight || weight->n_captures)
+        return SACCADE_OK;
+    for (uint32_t i = 0; i < weight->n_nodes; i++)
+        if (weight->nodes[i].op == OP_SIZE)
+            return SACCADE_OK;
+    const double rate = eval_scalar(weight, &env, &at, values, NULL);
+    FAIL_AT(!(rate >= 0 && rate <= 1), SACCADE_EINVAL, "weight", 0, 0,
+            "got a rate of %g, expected 0 to 1", rate);
+    return SACCADE_OK;
+}
+
 static saccade_status find_gradients(const saccade_problem *p, saccade_plan *plan,
                                      saccade_error *err)
 {
@@ -235,6 +271,7 @@ saccade_status plan_derive(const saccade_problem *p, saccade_plan *plan, saccade
             "expected one rate");
     FAIL_AT(d.weight && d.weight->n_nodes > PLAN_WEIGHT_NODES, SACCADE_ELIMIT, "weight", 0, 0,
             "got %u operations, expected at most %d", d.weight->n_nodes, PLAN_WEIGHT_NODES);
+    TRY(check_rate(d.weight, err));
     if (plan->source_score)
         TRY(pass_simplify(plan->source_score, &plan->arena, &d.score, err));
     if (plan->source_mask)
@@ -243,6 +280,9 @@ saccade_status plan_derive(const saccade_problem *p, saccade_plan *plan, saccade
         d.score = NULL;
     if (d.score && d.dtype == SACCADE_F64) /* what simplifying folds is rounded to f32 */
         d.score = plan->source_score;
+    TRY(check_same_captures(d.score, d.mask, err));
+    TRY(check_same_captures(d.score, d.weight, err));
+    TRY(check_same_captures(d.mask, d.weight, err));
     if (d.score)
         TRY(pass_facts_make(d.score, &plan->arena, &d.score_facts, err));
     if (d.mask)
