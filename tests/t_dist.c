@@ -419,6 +419,22 @@ static void *lonely_thread(void *arg)
     return NULL;
 }
 
+/* The time that the caller allows stays. */
+static void transports_keep_their_seconds(void **unused)
+{
+    saccade_ranks *ranks;
+    saccade_transport t;
+    (void)unused;
+    assert_int_equal(saccade_ranks_create(2, &ranks, NULL), SACCADE_OK);
+    saccade_transport_init(&t);
+    assert_int_equal(saccade_ranks_transport(ranks, 1, &t, NULL), SACCADE_OK);
+    assert_true(t.seconds == 60);
+    t.seconds = 3;
+    assert_int_equal(saccade_ranks_transport(ranks, 1, &t, NULL), SACCADE_OK);
+    assert_true(t.seconds == 3 && t.rank == 1 && t.ranks == 2);
+    saccade_ranks_destroy(ranks);
+}
+
 static void pair(const lonely *a, const lonely *b, int failed_a, int failed_b)
 {
     saccade_ranks *ranks;
@@ -637,6 +653,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(equal_to_one_device),
+        cmocka_unit_test(transports_keep_their_seconds),
         cmocka_unit_test(failures_of_the_transport),
         cmocka_unit_test(failures_of_a_rank),
         cmocka_unit_test(failures_in_staged_mode),

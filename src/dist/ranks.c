@@ -162,12 +162,15 @@ static void abort_all(void *user)
 saccade_status saccade_ranks_transport(saccade_ranks *ranks, int32_t rank,
                                        saccade_transport *out, saccade_error *err)
 {
-    saccade_transport own;
-    FAIL_IF(!ranks || !out, SACCADE_EINVAL, "ranks: got NULL");
+    saccade_transport own, given;
+    FAIL_AT(!ranks || !out, SACCADE_EINVAL, "ranks", 0, 0,
+            "got NULL, expected ranks and a transport");
     FAIL_AT(rank < 0 || rank >= ranks->n, SACCADE_EINVAL, "rank", 0, 0,
             "got %d, expected 0 to %d", rank, ranks->n - 1);
-    TRY(record_check_size(out, "transport", err));
+    saccade_transport_init(&given);
+    TRY(RECORD_READ(&given, out, "transport"));
     saccade_transport_init(&own);
+    own.seconds = given.seconds;
     own.rank = rank;
     own.ranks = ranks->n;
     own.user = &ranks->end[rank];
