@@ -8,12 +8,10 @@ nccl_functions cu_nccl;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static saccade_error load_error;
 static saccade_status load_status = SACCADE_EBACKEND;
+static dynlib *library; /* open until the process ends */
 
-static saccade_status load(saccade_error *err)
+static saccade_status find_functions(saccade_error *err)
 {
-    static const char *const names[] = {"libnccl.so.2", "libnccl.so", NULL};
-    dynlib *library; /* open until the process ends */
-    TRY(dynlib_open(names, "NCCL", &library, err));
 #define X(name, symbol, parameters)                         \
     *(void **)&cu_nccl.name = dynlib_find(library, symbol); \
     FAIL_IF(!cu_nccl.name, SACCADE_EBACKEND, "NCCL lacks %s: got one older than 2.7", symbol);
@@ -26,7 +24,15 @@ static saccade_status load(saccade_error *err)
 
 static void load_once(void)
 {
-    load_status = load(&load_error);
+    static const char *const names[] = {"libnccl.so.2", "libnccl.so", NULL};
+    load_status = dynlib_open(names, "NCCL", &library, &load_error);
+    if (load_status != SACCADE_OK)
+        return;
+    load_status = find_functions(&load_error);
+    if (load_status == SACCADE_OK)
+        return;
+    dynlib_close(library);
+    library = NULL;
 }
 
 saccade_status nccl_get(saccade_error *err)
