@@ -561,11 +561,54 @@ static void wrong_contexts(void **unused)
     assert_int_equal(saccade_context_create(&o, &c, &err), SACCADE_EINVAL);
     o = (saccade_context_options){.size = sizeof o, .level = "sse9"};
     assert_int_equal(saccade_context_create(&o, &c, &err), SACCADE_EINVAL);
+    assert_string_equal(err.where, "level");
+    assert_string_equal(err.message, "got 'sse9', expected portable, avx2, avx512 or amx");
     o = (saccade_context_options){.size = sizeof o, .threads = 4097};
     assert_int_equal(saccade_context_create(&o, &c, &err), SACCADE_EINVAL);
     assert_null(c);
     saccade_context_destroy(NULL);
     saccade_plan_destroy(NULL);
+}
+
+/* What an error is about has its place, not only a word of the message. */
+static void errors_have_a_place(void **unused)
+{
+    saccade_error err;
+    saccade_plan *plan;
+    saccade_mod *mod;
+    const saccade_sizes one = {.B = 1, .H = 1, .Hkv = 1, .Q = 1, .KV = 1, .D = 1, .Dv = 1};
+    (void)unused;
+#define PLACE(call, place)                               \
+    do {                                                 \
+        assert_int_not_equal(call, SACCADE_OK);          \
+        assert_string_equal(err.where, place);           \
+        assert_memory_equal(err.message, "got NULL", 8); \
+    } while (0)
+    PLACE(saccade_forward(NULL, NULL, &err), "forward");
+    PLACE(saccade_backward(NULL, NULL, &err), "backward");
+    PLACE(saccade_tangent(NULL, NULL, &err), "tangent");
+    PLACE(saccade_plan_create(NULL, NULL, &plan, &err), "plan");
+    PLACE(saccade_plan_explain(NULL, NULL, &err), "explain");
+    PLACE(saccade_plan_prepare(NULL, NULL, &err), "prepare");
+    PLACE(saccade_context_create(NULL, NULL, &err), "context");
+    PLACE(saccade_mod_parse(SACCADE_MASK, NULL, 3, &mod, &err), "parse");
+    PLACE(saccade_mod_bind(NULL, NULL, 0, &mod, &err), "bind");
+    PLACE(saccade_block_mask_create(NULL, NULL, &one, NULL, NULL, 0, NULL, NULL, &err),
+          "block_mask");
+    PLACE(saccade_block_mask_render(NULL, 0, 0, SACCADE_TEXT, 0, NULL, NULL, &err), "render");
+    PLACE(saccade_block_mask_export(NULL, 0, NULL, &err), "export");
+    PLACE(saccade_measure_ceilings(NULL, NULL, &err), "ceilings");
+    PLACE(saccade_measure_read(NULL, NULL, 0, NULL, &err), "read");
+#undef PLACE
+    setup *s = ready("cpu");
+    s->args.bindings = NULL;
+    expect(s, "bindings", "got 1 and NULL, expected");
+    saccade_sizes other = sizes;
+    other.H *= 2;
+    assert_true(saccade_plan_workspace(s->plan, &other) == SIZE_MAX);
+    assert_true(saccade_plan_workspace(NULL, &other) == 0);
+    tear_down(s);
+    free(s);
 }
 
 /* The read ceiling: any alignment, no byte past the end, clear errors. */
@@ -731,6 +774,7 @@ int main(void)
         cmocka_unit_test(captures_without_use),
         cmocka_unit_test(wrong_problems),
         cmocka_unit_test(wrong_contexts),
+        cmocka_unit_test(errors_have_a_place),
         cmocka_unit_test(memory_is_read),
         cmocka_unit_test(indices_are_checked),
         cmocka_unit_test(checked_positions_are_checked),

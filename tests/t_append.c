@@ -516,6 +516,13 @@ static void refusals(void **state)
     bad = x.t_pool[0];
     bad.dtype = SACCADE_I32;
     refuse(&a, "k_pool");
+    bad.dtype = SACCADE_F32; /* which has no scales */
+    a.k_scale = NULL;
+    a.k_scale_tokens = 1;
+    saccade_error err;
+    assert_int_equal(saccade_append(NULL, &a, &err), SACCADE_EINVAL);
+    assert_string_equal(err.where, "k_scale");
+    assert_non_null(strstr(err.message, "with a pool of f32"));
     a = good;
     a.kv_len = &n; /* three lengths for nine pages */
     refuse(&a, "kv_len");

@@ -206,7 +206,7 @@ static void test_resolve_failures(void **unused)
     b[2].name = "V";
     expect_failure(b, 3, SACCADE_EINVAL, "V", "got a value for a name that is not captured");
     b[2].name = NULL;
-    expect_failure(b, 3, SACCADE_EINVAL, "", "binding 2: got no name");
+    expect_failure(b, 3, SACCADE_EINVAL, "bindings", "got no name in entry 2, expected one");
     sound(b);
     b[0].tensor.dtype = SACCADE_F32;
     expect_failure(b, 2, SACCADE_EINVAL, "doc", "dtype: got f32, expected an integer dtype");

@@ -230,6 +230,9 @@ saccade_status api_check_shard_gradients(const api_backward_call *call, saccade_
 
 /* ---- plan_api.c ---- */
 
+/* Whether heads and head dims, which runs cannot change, are the plan's. */
+int api_is_of_plan(const saccade_plan *plan, const saccade_sizes *sizes);
+
 /* is_part: every run computes some rows of a sequence, and on the host brings a chunk table.
  * context may be NULL. */
 saccade_status api_plan_create(const saccade_context *context, const saccade_problem *problem,

@@ -64,6 +64,10 @@ static saccade_status check_scale(const append_call *c, const append_names *name
     FAIL_AT(groups->tokens < 0 || groups->channels < 0, SACCADE_EINVAL, names->scale, 0, 0,
             "got groups of %d rows and %d channels, expected 0 (all) or more", groups->tokens,
             groups->channels);
+    FAIL_AT((groups->tokens || groups->channels) && !quant_is_dtype(pool->dtype),
+            SACCADE_EINVAL, names->scale, 0, 0,
+            "got groups of %d rows and %d channels with a pool of %s, expected 0 with it",
+            groups->tokens, groups->channels, saccade_dtype_name(pool->dtype));
     FAIL_AT(scale && !quant_is_dtype(pool->dtype), SACCADE_EINVAL, names->scale, 0, 0,
             "got a tensor, expected NULL: the pool is of %s", saccade_dtype_name(pool->dtype));
     TRY(plan_check_scales(scale, names->scale, pool->shape, groups, c->device, err));
@@ -228,7 +232,7 @@ saccade_status saccade_append(const saccade_context *context, const saccade_appe
     append_call c = {.device = SACCADE_CPU};
     kv_append a = {.sides = 0};
     saccade_context defaults;
-    FAIL_IF(!args, SACCADE_EINVAL, "append: got NULL, expected arguments");
+    FAIL_AT(!args, SACCADE_EINVAL, "append", 0, 0, "got NULL, expected arguments");
     saccade_append_args_init(&c.args);
     TRY(RECORD_READ(&c.args, args, "arguments"));
     FAIL_AT(!c.args.k, SACCADE_EINVAL, "k", 0, 0, "got NULL, expected a tensor");

@@ -127,8 +127,8 @@ static saccade_status read_captures(const saccade_plan *plan, const saccade_back
     uint64_t given = 0, unread = 0;
     FAIL_AT(a->n_d_captures < 0 || a->n_d_captures > MOD_MAX_CAPTURES
                 || (a->n_d_captures && !a->d_captures),
-            SACCADE_EINVAL, "d_captures", 0, 0, "got %d, expected 0 to %d and their array",
-            a->n_d_captures, MOD_MAX_CAPTURES);
+            SACCADE_EINVAL, "d_captures", 0, 0, "got %d%s, expected 0 to %d and their array",
+            a->n_d_captures, a->d_captures ? "" : " and NULL", MOD_MAX_CAPTURES);
     for (int32_t n = 0; n < a->n_d_captures; n++) {
         const char *name = a->d_captures[n].name;
         FAIL_AT(!name, SACCADE_EINVAL, "d_captures", 0, 0, "got no name in entry %d", n);
@@ -330,7 +330,8 @@ static saccade_status check_ragged_captures(const saccade_plan *plan,
 static saccade_status read_call(const saccade_plan *plan, const saccade_backward_args *args,
                                 api_backward_call *call, saccade_error *err)
 {
-    FAIL_IF(!plan || !args, SACCADE_EINVAL, "backward: got NULL, expected plan and arguments");
+    FAIL_AT(!plan || !args, SACCADE_EINVAL, "backward", 0, 0,
+            "got NULL, expected plan and arguments");
     TRY(api_start_backward(plan, args, "backward", call, err));
     TRY(api_read_ragged(plan, call->args.ragged, &call->ragged, err));
     TRY(view_tensors(&call->ragged, call, err));
@@ -361,7 +362,7 @@ saccade_status saccade_backward_workspace(const saccade_plan *plan,
                                           saccade_error *err)
 {
     api_backward_call call;
-    FAIL_IF(!bytes, SACCADE_EINVAL, "backward: got NULL, expected room for a size");
+    FAIL_AT(!bytes, SACCADE_EINVAL, "backward", 0, 0, "got NULL, expected room for a size");
     TRY(read_call(plan, args, &call, err));
     *bytes = plan_backward_workspace(plan, &call.run.sizes, &call.gradients);
     return SACCADE_OK;
@@ -369,5 +370,7 @@ saccade_status saccade_backward_workspace(const saccade_plan *plan,
 
 size_t saccade_plan_backward_workspace(const saccade_plan *plan, const saccade_sizes *sizes)
 {
-    return plan && sizes ? plan_backward_workspace(plan, sizes, NULL) : 0;
+    if (!plan || !sizes || !plan->problem.gradients)
+        return 0;
+    return api_is_of_plan(plan, sizes) ? plan_backward_workspace(plan, sizes, NULL) : SIZE_MAX;
 }

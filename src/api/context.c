@@ -36,7 +36,7 @@ saccade_status saccade_context_create(const saccade_context_options *options,
                                       saccade_context **out, saccade_error *err)
 {
     saccade_context filled;
-    FAIL_IF(!out, SACCADE_EINVAL, "context: got NULL for the result");
+    FAIL_AT(!out, SACCADE_EINVAL, "context", 0, 0, "got NULL, expected a result");
     TRY(api_context(options, &filled, err));
     saccade_context *c = malloc(sizeof *c);
     FAIL_IF_NULL(c);

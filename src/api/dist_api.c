@@ -201,8 +201,8 @@ static saccade_status create_any(saccade_context *context, const saccade_problem
                                  saccade_error *err)
 {
     saccade_transport own;
-    FAIL_IF(!problem || !shards || !transport || !out, SACCADE_EINVAL,
-            "dist: got NULL, expected problem, shard plan, transport and result");
+    FAIL_AT(!problem || !shards || !transport || !out, SACCADE_EINVAL, "dist", 0, 0,
+            "got NULL, expected problem, shard plan, transport and result");
     saccade_transport_init(&own);
     TRY(RECORD_READ(&own, transport, "transport"));
     int is_heard = 0;
@@ -267,7 +267,8 @@ static saccade_status prepare(const saccade_dist *dist, const saccade_block_mask
 saccade_status saccade_dist_prepare(const saccade_dist *dist, const saccade_block_mask *mask,
                                     saccade_error *err)
 {
-    FAIL_IF(!dist, SACCADE_EINVAL, "prepare: got NULL, expected one rank's part of a plan");
+    FAIL_AT(!dist, SACCADE_EINVAL, "prepare", 0, 0,
+            "got NULL, expected one rank's part of a plan");
     const saccade_status status = prepare(dist, mask, err);
     if (status != SACCADE_OK && status != SACCADE_EINVAL)
         dist_abort(&dist->transport);
@@ -366,14 +367,14 @@ size_t saccade_dist_received(const saccade_dist *dist, int64_t B)
 saccade_status saccade_dist_keep(saccade_dist *dist, int64_t B, int32_t device, void *memory,
                                  saccade_error *err)
 {
-    FAIL_IF(!dist || !memory || B < 1 || B > 1 << 30, SACCADE_EINVAL,
-            "dist keep: got NULL or batch %lld, expected one rank's part of a plan, its batch "
+    FAIL_AT(!dist || !memory || B < 1 || B > 1 << 30, SACCADE_EINVAL, "dist keep", 0, 0,
+            "got NULL or batch %lld, expected one rank's part of a plan, its batch "
             "and memory",
             (long long)B);
-    FAIL_IF(!is_on_device(dist), SACCADE_EBACKEND,
-            "dist keep: keys are kept on GPUs alone: on hosts they are gathered again");
-    FAIL_IF(dist->stages, SACCADE_EINVAL,
-            "dist keep: got a part in staged mode, which keeps no window of keys");
+    FAIL_AT(!is_on_device(dist), SACCADE_EBACKEND, "dist keep", 0, 0,
+            "keys are kept on GPUs alone: on hosts they are gathered again");
+    FAIL_AT(dist->stages, SACCADE_EINVAL, "dist keep", 0, 0,
+            "got a part in staged mode, which keeps no window of keys");
     TRY(api_check_exchange(dist, err));
     return dist_device_keep(dist, device, B, memory, err);
 }
@@ -384,7 +385,7 @@ static saccade_status forward(saccade_dist *d, const saccade_forward_args *args,
     saccade_forward_args a;
     api_captures captures;
     plan_run run = {.out = NULL};
-    FAIL_IF(!args, SACCADE_EINVAL, "dist forward: got NULL, expected arguments");
+    FAIL_AT(!args, SACCADE_EINVAL, "dist forward", 0, 0, "got NULL, expected arguments");
     saccade_forward_args_init(&a);
     TRY(RECORD_READ(&a, args, "arguments"));
     const api_inputs in = API_INPUTS_OF(a);
@@ -403,8 +404,8 @@ static saccade_status forward(saccade_dist *d, const saccade_forward_args *args,
 saccade_status saccade_dist_forward(saccade_dist *dist, const saccade_forward_args *args,
                                     saccade_error *err)
 {
-    FAIL_IF(!dist, SACCADE_EINVAL,
-            "dist forward: got NULL, expected one rank's part of a plan");
+    FAIL_AT(!dist, SACCADE_EINVAL, "dist forward", 0, 0,
+            "got NULL, expected one rank's part of a plan");
     const saccade_status status = forward(dist, args, err);
     if (status != SACCADE_OK)
         dist_abort(&dist->transport);

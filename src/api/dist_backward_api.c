@@ -28,7 +28,7 @@ saccade_status api_check_shard_gradients(const api_backward_call *call, saccade_
 static saccade_status read_call(const saccade_dist *d, const saccade_backward_args *args,
                                 api_backward_call *call, saccade_error *err)
 {
-    FAIL_IF(!args, SACCADE_EINVAL, "dist backward: got NULL, expected arguments");
+    FAIL_AT(!args, SACCADE_EINVAL, "dist backward", 0, 0, "got NULL, expected arguments");
     TRY(api_start_backward(d->plan, args, "dist backward", call, err));
     const saccade_forward_args strange = {.ragged = call->args.ragged,
                                           .pages = call->args.pages};
@@ -71,8 +71,8 @@ static saccade_status backward(saccade_dist *d, const saccade_backward_args *arg
 saccade_status saccade_dist_backward(saccade_dist *dist, const saccade_backward_args *args,
                                      saccade_error *err)
 {
-    FAIL_IF(!dist, SACCADE_EINVAL,
-            "dist backward: got NULL, expected one rank's part of a plan");
+    FAIL_AT(!dist, SACCADE_EINVAL, "dist backward", 0, 0,
+            "got NULL, expected one rank's part of a plan");
     const saccade_status status = backward(dist, args, err);
     if (status != SACCADE_OK)
         dist_abort(&dist->transport);
@@ -84,7 +84,8 @@ saccade_status saccade_dist_backward_workspace(const saccade_dist *dist,
                                                saccade_error *err)
 {
     api_backward_call call;
-    FAIL_IF(!dist || !bytes, SACCADE_EINVAL, "dist backward: got NULL");
+    FAIL_AT(!dist || !bytes, SACCADE_EINVAL, "dist backward", 0, 0,
+            "got NULL, expected one rank's part of a plan and room for a size");
     TRY(read_call(dist, args, &call, err));
     *bytes = workspace_of(dist, &call);
     return SACCADE_OK;

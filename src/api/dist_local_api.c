@@ -14,10 +14,10 @@ size_t saccade_dist_local_workspace(const saccade_dist *dist, int64_t B, int is_
 
 static saccade_status check_rows(const saccade_dist *d, const void *args, saccade_error *err)
 {
-    FAIL_IF(!d || !args, SACCADE_EINVAL,
-            "dist local: got NULL, expected one rank's part of a plan and arguments");
-    FAIL_IF(!d->n_rows, SACCADE_EINVAL, "dist local: rank %d holds no rows, expected no call",
-            d->transport.rank);
+    FAIL_AT(!d || !args, SACCADE_EINVAL, "dist local", 0, 0,
+            "got NULL, expected one rank's part of a plan and arguments");
+    FAIL_AT(!d->n_rows, SACCADE_EINVAL, "dist local", 0, 0,
+            "rank %d holds no rows, expected no call", d->transport.rank);
     return SACCADE_OK;
 }
 
@@ -83,7 +83,7 @@ saccade_status saccade_dist_local_backward_workspace(const saccade_dist *dist,
                                                      size_t *bytes, saccade_error *err)
 {
     api_backward_call call;
-    FAIL_IF(!bytes, SACCADE_EINVAL, "dist local: got NULL, expected room for a size");
+    FAIL_AT(!bytes, SACCADE_EINVAL, "dist local", 0, 0, "got NULL, expected room for a size");
     TRY(read_backward(dist, args, &call, err));
     *bytes = backward_bytes(dist, &call);
     return SACCADE_OK;

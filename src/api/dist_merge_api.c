@@ -129,9 +129,8 @@ saccade_status saccade_dist_merge(const saccade_context *context,
                                   void *workspace, size_t workspace_bytes, saccade_error *err)
 {
     saccade_transport own;
-    FAIL_IF(
-        !transport || !out || !lse || !result, SACCADE_EINVAL,
-        "dist merge: got NULL, expected a transport, this rank's out and lse, and a result");
+    FAIL_AT(!transport || !out || !lse || !result, SACCADE_EINVAL, "dist merge", 0, 0,
+            "got NULL, expected a transport, this rank's out and lse, and a result");
     saccade_transport_init(&own);
     TRY(RECORD_READ(&own, transport, "transport"));
     FAIL_AT(own.ranks < 1 || own.ranks > SACCADE_MAX_RANKS || own.rank < 0

@@ -66,7 +66,8 @@ saccade_status api_start_forward(const saccade_plan *plan, const saccade_forward
 {
     saccade_forward_args *a = &call->args;
     call->run = (plan_run){.out = NULL};
-    FAIL_IF(!plan || !args, SACCADE_EINVAL, "%s: got NULL, expected plan and arguments", what);
+    FAIL_AT(!plan || !args, SACCADE_EINVAL, what, 0, 0,
+            "got NULL, expected plan and arguments");
     saccade_forward_args_init(a);
     TRY(RECORD_READ(a, args, "arguments"));
     TRY(api_read_ragged(plan, a->ragged, &call->ragged, err));

@@ -45,7 +45,7 @@ saccade_status saccade_mod_check(const saccade_mod *mod, const saccade_sizes *si
     saccade_status status = SACCADE_OK;
     index_walk w = {
         .fn = mod ? mod_function(mod) : NULL, .env = {.tensors = tensors}, .sizes = sizes};
-    FAIL_IF(!w.fn, SACCADE_EINVAL, "check: got no bound mod, expected one");
+    FAIL_AT(!w.fn, SACCADE_EINVAL, "check", 0, 0, "got no bound mod, expected one");
     TRY(mask_check_sizes(sizes, err));
     TRY(api_read_positions(positions, SACCADE_CPU, sizes, &w.positions, err));
     TRY(eval_resolve(w.fn, bindings, n_bindings, 1, tensors, err));

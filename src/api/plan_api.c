@@ -76,7 +76,8 @@ saccade_status saccade_plan_create(saccade_context *context, const saccade_probl
                                    saccade_plan **out, saccade_error *err)
 {
     saccade_problem own;
-    FAIL_IF(!problem || !out, SACCADE_EINVAL, "plan: got a NULL problem or result");
+    FAIL_AT(!problem || !out, SACCADE_EINVAL, "plan", 0, 0,
+            "got NULL, expected a problem and a result");
     saccade_problem_init(&own);
     TRY(RECORD_READ(&own, problem, "problem"));
     return api_plan_create(context, &own, 0, out, err);
@@ -87,15 +88,24 @@ void saccade_plan_destroy(saccade_plan *plan)
     plan_destroy(plan);
 }
 
+int api_is_of_plan(const saccade_plan *plan, const saccade_sizes *s)
+{
+    const saccade_sizes *own = &plan->problem.sizes;
+    return s->H == own->H && s->Hkv == own->Hkv && s->D == own->D && s->Dv == own->Dv;
+}
+
 size_t saccade_plan_workspace(const saccade_plan *plan, const saccade_sizes *sizes)
 {
-    return plan && sizes ? plan_workspace(plan, sizes) : 0;
+    if (!plan || !sizes)
+        return 0;
+    return api_is_of_plan(plan, sizes) ? plan_workspace(plan, sizes) : SIZE_MAX;
 }
 
 saccade_status saccade_plan_prepare(const saccade_plan *plan, const saccade_block_mask *mask,
                                     saccade_error *err)
 {
-    FAIL_IF(!plan || !mask, SACCADE_EINVAL, "prepare: got NULL, expected plan and block mask");
+    FAIL_AT(!plan || !mask, SACCADE_EINVAL, "prepare", 0, 0,
+            "got NULL, expected plan and block mask");
     if (plan->source_mask)
         mask_is_of(mask, plan->source_mask, plan->number); /* runs need not compare nodes */
     return plan->solver->prepare(plan, mask, err);
@@ -104,7 +114,8 @@ saccade_status saccade_plan_prepare(const saccade_plan *plan, const saccade_bloc
 saccade_status saccade_plan_explain(const saccade_plan *plan, char **text, saccade_error *err)
 {
     strbuf sb;
-    FAIL_IF(!plan || !text, SACCADE_EINVAL, "explain: got NULL, expected a plan and a result");
+    FAIL_AT(!plan || !text, SACCADE_EINVAL, "explain", 0, 0,
+            "got NULL, expected a plan and a result");
     strbuf_init(&sb, 0);
     saccade_status status = plan_explain(plan, &sb, err);
     if (status == SACCADE_OK) {

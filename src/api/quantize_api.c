@@ -136,7 +136,7 @@ saccade_status saccade_quantize(const saccade_context *context,
     saccade_quantize_args a;
     saccade_context defaults;
     int64_t shape[4] = {0};
-    FAIL_IF(!args, SACCADE_EINVAL, "quantize: got NULL, expected arguments");
+    FAIL_AT(!args, SACCADE_EINVAL, "quantize", 0, 0, "got NULL, expected arguments");
     saccade_quantize_args_init(&a);
     TRY(RECORD_READ(&a, args, "arguments"));
     TRY(check_numbers(a.from, shape, err));

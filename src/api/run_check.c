@@ -147,8 +147,8 @@ static saccade_status check_bindings(const saccade_plan *plan, const api_inputs 
 {
     FAIL_AT(in->n_bindings < 0 || in->n_bindings > 2 * MOD_MAX_CAPTURES
                 || (in->n_bindings && !in->bindings),
-            SACCADE_EINVAL, "bindings", 0, 0, "got %d, expected 0 to %d and their array",
-            in->n_bindings, 2 * MOD_MAX_CAPTURES);
+            SACCADE_EINVAL, "bindings", 0, 0, "got %d%s, expected 0 to %d and their array",
+            in->n_bindings, in->bindings ? "" : " and NULL", 2 * MOD_MAX_CAPTURES);
     for (int32_t i = 0; i < in->n_bindings; i++) {
         const char *name = in->bindings[i].name;
         FAIL_AT(!name, SACCADE_EINVAL, "bindings", 0, 0,

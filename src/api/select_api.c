@@ -5,7 +5,7 @@
 saccade_status saccade_block_mask_select(saccade_block_mask *mask, const saccade_tensor *blocks,
                                          void *stream, saccade_error *err)
 {
-    FAIL_IF(!mask, SACCADE_EINVAL, "block_mask: got NULL");
+    FAIL_AT(!mask, SACCADE_EINVAL, "block_mask", 0, 0, "got NULL, expected one");
     const mask_view *view = mask_get_view(mask);
     const struct mask_selection *x = &view->selection;
     FAIL_AT(!x->most, SACCADE_EINVAL, "block_mask", 0, 0,

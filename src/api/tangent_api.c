@@ -139,7 +139,8 @@ static saccade_status read_captures(const saccade_plan *plan, const saccade_tang
     const int32_t n = is_output ? a->n_d_captures_dot : a->n_captures_dot;
     const char *where = is_output ? "d_captures_dot" : "captures_dot";
     FAIL_AT(n < 0 || n > MOD_MAX_CAPTURES || (n && !given), SACCADE_EINVAL, where, 0, 0,
-            "got %d, expected 0 to %d and their array", n, MOD_MAX_CAPTURES);
+            "got %d%s, expected 0 to %d and their array", n, given ? "" : " and NULL",
+            MOD_MAX_CAPTURES);
     for (int32_t i = 0; i < n; i++) {
         const char *name = given[i].name ? given[i].name : "";
         const int32_t c = index_of(score, name);
@@ -165,7 +166,8 @@ saccade_status saccade_tangent(const saccade_plan *plan, const saccade_tangent_a
     saccade_tensor dots[MOD_MAX_CAPTURES] = {{0}}, results[MOD_MAX_CAPTURES] = {{0}};
     api_captures captures;
     plan_run run = {.out = NULL};
-    FAIL_IF(!plan || !args, SACCADE_EINVAL, "tangent: got NULL, expected plan and arguments");
+    FAIL_AT(!plan || !args, SACCADE_EINVAL, "tangent", 0, 0,
+            "got NULL, expected plan and arguments");
     FAIL_AT(!plan->solver->tangent, SACCADE_EBACKEND, "tangent", 0, 0,
             "got a plan of back end %s, expected cpu or ref: no other has a forward mode",
             plan->backend->name);
@@ -216,5 +218,7 @@ saccade_status saccade_tangent(const saccade_plan *plan, const saccade_tangent_a
 
 size_t saccade_plan_tangent_workspace(const saccade_plan *plan, const saccade_sizes *sizes)
 {
-    return plan && sizes ? plan_tangent_workspace(plan, sizes) : 0;
+    if (!plan || !sizes || !plan->problem.has_tangents)
+        return 0;
+    return api_is_of_plan(plan, sizes) ? plan_tangent_workspace(plan, sizes) : SIZE_MAX;
 }

@@ -157,7 +157,8 @@ saccade_status cpu_level_parse(const char *name, cpu_level *out, saccade_error *
             return SACCADE_OK;
         }
     }
-    FAIL(SACCADE_EINVAL, "level: got '%.20s', expected portable, avx2, avx512 or amx", name);
+    FAIL_AT(1, SACCADE_EINVAL, "level", 0, 0,
+            "got '%.20s', expected portable, avx2, avx512 or amx", name);
 }
 
 saccade_status cpu_level_allowed(cpu_level *out, saccade_error *err)
@@ -166,10 +167,9 @@ saccade_status cpu_level_allowed(cpu_level *out, saccade_error *err)
     const char *wish = getenv("SACCADE_LEVEL");
     if (wish != NULL && wish[0] != '\0') {
         cpu_level asked = level;
-        FAIL_IF(cpu_level_parse(wish, &asked, NULL) != SACCADE_OK, SACCADE_EINVAL,
-                "the environment's SACCADE_LEVEL: got '%.20s', expected portable, avx2, avx512 "
-                "or amx",
-                wish);
+        FAIL_AT(cpu_level_parse(wish, &asked, NULL) != SACCADE_OK, SACCADE_EINVAL,
+                "SACCADE_LEVEL", 0, 0,
+                "got '%.20s' in the environment, expected portable, avx2, avx512 or amx", wish);
         if (asked < level)
             level = asked;
     }

@@ -77,10 +77,10 @@ static saccade_status find_folder(char *path, size_t path_size, saccade_error *e
         if (root == NULL || root[0] != '/') /* XDG: a relative path is to be ignored */
             continue;
         const int length = snprintf(path, path_size, "%s%s", root, places[i].suffix);
-        FAIL_IF(length < 0 || (size_t)length >= path_size || length > FOLDER_MAX, SACCADE_EIO,
-                "cache: path in %s is too long", places[i].variable);
-        FAIL_IF(!make_folders(path), SACCADE_EIO, "cache: can't make folder %.200s: %s", path,
-                strerror(errno));
+        FAIL_AT(length < 0 || (size_t)length >= path_size || length > FOLDER_MAX, SACCADE_EIO,
+                "cache", 0, 0, "path in %s is too long", places[i].variable);
+        FAIL_AT(!make_folders(path), SACCADE_EIO, "cache", 0, 0, "can't make folder %.200s: %s",
+                path, strerror(errno));
         return SACCADE_OK;
     }
     FAIL(SACCADE_EIO, "cache: none of SACCADE_CACHE_DIR, XDG_CACHE_HOME, HOME names a folder");
@@ -88,7 +88,8 @@ static saccade_status find_folder(char *path, size_t path_size, saccade_error *e
 
 static saccade_status entry_path(const char *key, char path[PATH_MAX], saccade_error *err)
 {
-    FAIL_IF(!key_is_valid(key), SACCADE_EINVAL, "cache: key '%.40s' has a wrong form", key);
+    FAIL_AT(!key_is_valid(key), SACCADE_EINVAL, "cache", 0, 0, "key '%.40s' has a wrong form",
+            key);
     TRY(find_folder(path, FOLDER_MAX, err));
     strcat(path, "/");
     strcat(path, key);
@@ -174,12 +175,13 @@ saccade_status filecache_put(const char *key, const void *bytes, size_t size,
 {
     saccade_status status = SACCADE_OK;
     char path[PATH_MAX], aside[PATH_MAX + 8];
-    FAIL_IF(size > ENTRY_MAX, SACCADE_ELIMIT, "cache: entry of %zu bytes, at most %llu", size,
-            (unsigned long long)ENTRY_MAX);
+    FAIL_AT(size > ENTRY_MAX, SACCADE_ELIMIT, "cache", 0, 0, "entry of %zu bytes, at most %llu",
+            size, (unsigned long long)ENTRY_MAX);
     TRY(entry_path(key, path, err));
     snprintf(aside, sizeof aside, "%s.XXXXXX", path);
     int fd = mkostemp(aside, O_CLOEXEC); /* mode 0600 */
-    FAIL_IF(fd < 0, SACCADE_EIO, "cache: can't write in %.200s: %s", path, strerror(errno));
+    FAIL_AT(fd < 0, SACCADE_EIO, "cache", 0, 0, "can't write in %.200s: %s", path,
+            strerror(errno));
     const entry_header header = make_header(key, bytes, size);
     FAIL_IF_GOTO(!write_all(fd, &header, sizeof header) || !write_all(fd, bytes, size)
                      || fsync(fd) != 0,

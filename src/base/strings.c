@@ -106,8 +106,8 @@ const char *strbuf_text(const strbuf *sb)
 
 saccade_status strbuf_status(const strbuf *sb, saccade_error *err)
 {
-    FAIL_IF(sb->failed == SACCADE_ELIMIT, SACCADE_ELIMIT,
-            "text: longer than %zu bytes, the limit here", sb->limit);
+    FAIL_AT(sb->failed == SACCADE_ELIMIT, SACCADE_ELIMIT, "text", 0, 0,
+            "longer than %zu bytes, the limit here", sb->limit);
     FAIL_IF(sb->failed != SACCADE_OK, sb->failed, "out of memory");
     return SACCADE_OK;
 }

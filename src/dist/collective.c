@@ -18,7 +18,7 @@ saccade_status dist_exchange(const saccade_transport *t, const saccade_message *
             "their batches, differ",
             t->rank);
     FAIL_AT(failed, SACCADE_EPEER, "transport", 0, 0,
-            "rank %d: another rank failed, or did not answer within %g s (code %d)", t->rank,
+            "another rank failed, or did not answer rank %d within %g s (code %d)", t->rank,
             t->seconds, failed);
     return SACCADE_OK;
 }

@@ -138,7 +138,7 @@ saccade_status dist_exchange_messages(const dist_port *port, const saccade_messa
             "cannot be captured (code %d)",
             failed);
     FAIL_AT(failed, SACCADE_EPEER, "transport", 0, 0,
-            "rank %d: another rank failed, or did not answer within %g s (code %d)", t->rank,
+            "another rank failed, or did not answer rank %d within %g s (code %d)", t->rank,
             t->seconds, failed);
     return SACCADE_OK;
 }

@@ -194,7 +194,7 @@ static void begin_waiting(saccade_ranks *all)
 
 saccade_status saccade_ranks_create(int32_t n, saccade_ranks **out, saccade_error *err)
 {
-    FAIL_IF(!out, SACCADE_EINVAL, "ranks: got NULL for the result");
+    FAIL_AT(!out, SACCADE_EINVAL, "ranks", 0, 0, "got NULL, expected a result");
     FAIL_AT(n < 1 || n > SACCADE_MAX_RANKS, SACCADE_EINVAL, "ranks", 0, 0,
             "got %d, expected 1 to %d", n, SACCADE_MAX_RANKS);
     saccade_ranks *all = calloc(1, sizeof *all);

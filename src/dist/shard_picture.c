@@ -158,18 +158,20 @@ saccade_status saccade_shard_render(const saccade_shard_plan *plan,
                                     size_t *size, saccade_error *err)
 {
     strbuf text;
-    FAIL_IF(!plan || !bytes || !size, SACCADE_EINVAL, "shard render: got NULL");
-    FAIL_IF(format != SACCADE_TEXT && format != SACCADE_SVG && format != SACCADE_PNG,
-            SACCADE_EINVAL, "shard render: got format %d, expected text, SVG or PNG",
+    FAIL_AT(!plan || !bytes || !size, SACCADE_EINVAL, "shard render", 0, 0,
+            "got NULL, expected a plan and results");
+    FAIL_AT(format != SACCADE_TEXT && format != SACCADE_SVG && format != SACCADE_PNG,
+            SACCADE_EINVAL, "shard render", 0, 0, "got format %d, expected text, SVG or PNG",
             (int)format);
     if (mask) {
         const saccade_sizes *s = &mask_get_view(mask)->sizes;
-        FAIL_IF(b < 0 || h < 0 || b >= s->B || h >= s->H, SACCADE_EINVAL,
-                "shard render: got b %lld h %lld, expected below %lld and %lld", (long long)b,
-                (long long)h, (long long)s->B, (long long)s->H);
-        FAIL_IF(s->Q != plan->options.Q || s->KV != plan->options.KV, SACCADE_EINVAL,
-                "shard render: got a mask of %lld x %lld positions, expected the plan's",
-                (long long)s->Q, (long long)s->KV);
+        FAIL_AT(b < 0 || h < 0 || b >= s->B || h >= s->H, SACCADE_EINVAL, "shard render", 0, 0,
+                "got b %lld h %lld, expected below %lld and %lld", (long long)b, (long long)h,
+                (long long)s->B, (long long)s->H);
+        FAIL_AT(s->Q != plan->options.Q || s->KV != plan->options.KV, SACCADE_EINVAL,
+                "shard render", 0, 0,
+                "got a mask of %lld x %lld positions, expected the plan's", (long long)s->Q,
+                (long long)s->KV);
     }
     if (format == SACCADE_PNG)
         return draw_png(plan, mask, b, h, columns, bytes, size, err);

@@ -26,8 +26,8 @@ static saccade_status check_length(const char *name, int64_t n, saccade_error *e
 static saccade_status check_masks(saccade_shard_options *o, saccade_error *err)
 {
     FAIL_AT(o->n_masks < 0 || o->n_masks > SACCADE_MAX_SHARD_MASKS || (o->n_masks && !o->masks),
-            SACCADE_EINVAL, "masks", 0, 0, "got %d, expected 0 to %d and their array",
-            o->n_masks, SACCADE_MAX_SHARD_MASKS);
+            SACCADE_EINVAL, "masks", 0, 0, "got %d%s, expected 0 to %d and their array",
+            o->n_masks, o->masks ? "" : " and NULL", SACCADE_MAX_SHARD_MASKS);
     for (int32_t i = 0; i < o->n_masks; i++) {
         FAIL_AT(!o->masks[i], SACCADE_EINVAL, "masks", 0, 0, "got NULL in entry %d", i);
         const saccade_sizes *s = &mask_get_view(o->masks[i])->sizes;
@@ -151,7 +151,8 @@ saccade_status saccade_shard_plan_create(const saccade_shard_options *options,
 {
     const int64_t start = clock_ns();
     saccade_shard_options o;
-    FAIL_IF(!options || !out, SACCADE_EINVAL, "shard plan: got NULL options or result");
+    FAIL_AT(!options || !out, SACCADE_EINVAL, "shard plan", 0, 0,
+            "got NULL, expected options and a result");
     TRY(read_options(options, &o, err));
     shard_source source = {.ranks = o.ranks,
                            .Q = o.Q,
@@ -197,7 +198,8 @@ void saccade_shard_plan_destroy(saccade_shard_plan *plan)
 saccade_status saccade_shard_plan_options(const saccade_shard_plan *plan,
                                           saccade_shard_options *options, saccade_error *err)
 {
-    FAIL_IF(!plan || !options, SACCADE_EINVAL, "shard plan: got NULL");
+    FAIL_AT(!plan || !options, SACCADE_EINVAL, "shard plan", 0, 0,
+            "got NULL, expected a plan and options");
     TRY(record_check_size(options, "shard options", err));
     record_write(options, &plan->options, sizeof plan->options);
     return SACCADE_OK;
@@ -263,7 +265,8 @@ saccade_status saccade_shard_get_stats(const saccade_shard_plan *plan, int32_t r
 {
     saccade_shard_stats own;
     double all = 0, most = 0;
-    FAIL_IF(!plan || !stats, SACCADE_EINVAL, "shard stats: got NULL");
+    FAIL_AT(!plan || !stats, SACCADE_EINVAL, "shard stats", 0, 0,
+            "got NULL, expected a plan and statistics");
     FAIL_AT(!has_rank(plan, rank), SACCADE_EINVAL, "rank", 0, 0, "got %d, expected 0 to %d",
             rank, plan->options.ranks - 1);
     TRY(record_check_size(stats, "shard stats", err));

@@ -232,12 +232,13 @@ static int32_t find_binding(const char *name, const saccade_binding *bindings, i
 static saccade_status check_names(const mod_fn *fn, const saccade_binding *bindings, int32_t n,
                                   saccade_error *err)
 {
-    FAIL_IF(n < 0 || (n > 0 && bindings == NULL), SACCADE_EINVAL,
-            "bindings: got %d and %s, expected an array", n, bindings ? "an array" : "NULL");
+    FAIL_AT(n < 0 || (n > 0 && bindings == NULL), SACCADE_EINVAL, "bindings", 0, 0,
+            "got %d and %s, expected an array", n, bindings ? "an array" : "NULL");
     for (int32_t i = 0; i < n; i++) {
         const char *name = bindings[i].name;
         bool is_known = false;
-        FAIL_IF(name == NULL, SACCADE_EINVAL, "binding %d: got no name", i);
+        FAIL_AT(name == NULL, SACCADE_EINVAL, "bindings", 0, 0,
+                "got no name in entry %d, expected one", i);
         for (uint32_t c = 0; c < fn->n_captures; c++)
             is_known |= strcmp(fn->captures[c].name, name) == 0;
         BAD(!is_known, "got a value for a name that is not captured");

@@ -55,7 +55,8 @@ saccade_status saccade_kv_create(const saccade_kv_options *options, saccade_kv *
                                  saccade_error *err)
 {
     saccade_kv_options o;
-    FAIL_IF(!options || !out, SACCADE_EINVAL, "kv: got NULL, expected options and a result");
+    FAIL_AT(!options || !out, SACCADE_EINVAL, "kv", 0, 0,
+            "got NULL, expected options and a result");
     saccade_kv_options_init(&o);
     TRY(RECORD_READ(&o, options, "kv options"));
     TRY(check_options(&o, err));
@@ -118,7 +119,7 @@ static void forget_growth(saccade_kv *c)
 /* EINVAL where there is no such sequence. */
 static saccade_status check_sequence(const saccade_kv *c, int32_t sequence, saccade_error *err)
 {
-    FAIL_IF(!c, SACCADE_EINVAL, "kv: got NULL, expected a cache");
+    FAIL_AT(!c, SACCADE_EINVAL, "kv", 0, 0, "got NULL, expected a cache");
     FAIL_AT(sequence < 0 || sequence >= c->sequences || c->sequence[sequence].length < 0,
             SACCADE_EINVAL, "sequence", 0, 0, "got %d, expected one that was added", sequence);
     return SACCADE_OK;
@@ -129,7 +130,8 @@ static saccade_status check_sequence(const saccade_kv *c, int32_t sequence, sacc
 saccade_status saccade_kv_add(saccade_kv *c, int32_t *sequence, saccade_error *err)
 {
     int32_t i = 0;
-    FAIL_IF(!c || !sequence, SACCADE_EINVAL, "kv: got NULL, expected a cache and a result");
+    FAIL_AT(!c || !sequence, SACCADE_EINVAL, "kv", 0, 0,
+            "got NULL, expected a cache and a result");
     while (i < c->sequences && c->sequence[i].length >= 0)
         i++;
     FAIL_AT(i == c->sequences, SACCADE_ELIMIT, "sequences", 0, 0,
@@ -240,9 +242,10 @@ static int64_t pages_needed(saccade_kv *c, const int32_t *sequences, const int32
 static saccade_status check_growth(saccade_kv *c, const int32_t *sequences,
                                    const int32_t *counts, int32_t n, saccade_error *err)
 {
-    FAIL_IF(!c, SACCADE_EINVAL, "kv: got NULL, expected a cache");
+    FAIL_AT(!c, SACCADE_EINVAL, "kv", 0, 0, "got NULL, expected a cache");
     FAIL_AT(n < 0 || n > c->sequences || (n && (!sequences || !counts)), SACCADE_EINVAL, "n", 0,
-            0, "got %d, expected 0 to %lld and their arrays", n, (long long)c->sequences);
+            0, "got %d%s, expected 0 to %lld and their arrays", n,
+            sequences && counts ? "" : " and NULL", (long long)c->sequences);
     memset(c->marked, 0, (size_t)c->sequences);
     for (int32_t i = 0; i < n; i++) {
         TRY(check_sequence(c, sequences[i], err));
@@ -316,8 +319,9 @@ saccade_status saccade_kv_table(const saccade_kv *c, const int32_t *sequences, i
                                 int32_t *table, int64_t columns, int32_t *lengths,
                                 saccade_error *err)
 {
-    FAIL_IF(n < 0 || (n && !sequences), SACCADE_EINVAL,
-            "kv: got %d sequences, expected 0 or more and their array", n);
+    FAIL_AT(n < 0 || (n && !sequences), SACCADE_EINVAL, "kv", 0, 0,
+            "got %d sequences%s, expected 0 or more and their array", n,
+            sequences ? "" : " and NULL");
     for (int32_t i = 0; i < n; i++) {
         TRY(check_sequence(c, sequences[i], err));
         const int64_t pages = kv_pages_of(c, c->sequence[sequences[i]].length);

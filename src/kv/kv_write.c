@@ -153,7 +153,7 @@ saccade_status saccade_kv_write(const saccade_kv *c, const saccade_tensor *k_poo
                                 const saccade_tensor *v_pool, const saccade_tensor *k,
                                 const saccade_tensor *v, saccade_error *err)
 {
-    FAIL_IF(!c, SACCADE_EINVAL, "kv: got NULL, expected a cache");
+    FAIL_AT(!c, SACCADE_EINVAL, "kv", 0, 0, "got NULL, expected a cache");
     const int64_t n = saccade_kv_slots(c, NULL, 0);
     FAIL_AT(
         !n && k && k->rank == 3 && k->shape[0] > 0, SACCADE_EINVAL, "k", 0, 0,

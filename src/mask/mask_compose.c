@@ -21,16 +21,16 @@ static saccade_status check_same_place(const saccade_block_mask *a, const saccad
                                        saccade_error *err)
 {
     const saccade_sizes *x = &a->view.sizes, *y = &b->view.sizes;
-    FAIL_IF(memcmp(x, y, sizeof *x) != 0, SACCADE_EINVAL,
-            "block_mask: got sizes B %lld H %lld Q %lld KV %lld, expected the first's B %lld "
+    FAIL_AT(memcmp(x, y, sizeof *x) != 0, SACCADE_EINVAL, "block_mask", 0, 0,
+            "got sizes B %lld H %lld Q %lld KV %lld, expected the first's B %lld "
             "H %lld Q %lld KV %lld (and the same Hkv, D, Dv)",
             (long long)y->B, (long long)y->H, (long long)y->Q, (long long)y->KV,
             (long long)x->B, (long long)x->H, (long long)x->Q, (long long)x->KV);
     for (int64_t i = 0; i < x->B; i++)
-        FAIL_IF(offset_at(a->q_offset, i) != offset_at(b->q_offset, i)
+        FAIL_AT(offset_at(a->q_offset, i) != offset_at(b->q_offset, i)
                     || offset_at(a->kv_offset, i) != offset_at(b->kv_offset, i),
-                SACCADE_EINVAL, "block_mask: got other offsets for batch %lld than the first's",
-                (long long)i);
+                SACCADE_EINVAL, "block_mask", 0, 0,
+                "got other offsets for batch %lld than the first's", (long long)i);
     return SACCADE_OK;
 }
 
@@ -44,9 +44,8 @@ static saccade_status join_mods(const saccade_block_mask *a, const saccade_block
     for (int i = 0; i < 2; i++) {
         const saccade_block_mask *m = i ? b : a;
         const uint32_t more = m->mod ? mod_function(m->mod)->n_captures : 0;
-        FAIL_IF(n + more > MOD_MAX_CAPTURES, SACCADE_ELIMIT,
-                "block_mask: got %u captures together, expected at most %d", n + more,
-                MOD_MAX_CAPTURES);
+        FAIL_AT(n + more > MOD_MAX_CAPTURES, SACCADE_ELIMIT, "block_mask", 0, 0,
+                "got %u captures together, expected at most %d", n + more, MOD_MAX_CAPTURES);
         if (more)
             memcpy(tensors + n, m->tensors, more * sizeof *tensors);
         n += more;
@@ -189,7 +188,8 @@ static saccade_status compose(const saccade_block_mask *a, const saccade_block_m
     saccade_tensor tensors[MOD_MAX_CAPTURES];
     saccade_mod *mod = NULL;
     saccade_status status = SACCADE_OK;
-    FAIL_IF(!a || !b || !out, SACCADE_EINVAL, "block_mask: got NULL");
+    FAIL_AT(!a || !b || !out, SACCADE_EINVAL, "block_mask", 0, 0,
+            "got NULL, expected masks and a result");
     TRY(check_same_place(a, b, err));
     mask_recipe r = mask_recipe_of(a);
     TRY_GOTO(join_mods(a, b, is_and ? OP_and : OP_or, &mod, tensors, err));
@@ -254,7 +254,8 @@ saccade_status saccade_block_mask_not(const saccade_block_mask *a, saccade_block
 {
     saccade_mod *mod = NULL;
     saccade_status status = SACCADE_OK;
-    FAIL_IF(!a || !out, SACCADE_EINVAL, "block_mask: got NULL");
+    FAIL_AT(!a || !out, SACCADE_EINVAL, "block_mask", 0, 0,
+            "got NULL, expected masks and a result");
     mask_recipe r = mask_recipe_of(a);
     if (a->mod)
         TRY_GOTO(mod_negate(a->mod, &mod, err));
@@ -337,11 +338,11 @@ static saccade_status move_offsets(const int32_t *from, int64_t B, int64_t by, i
 static saccade_status check_cut(const char *what, int64_t at, int64_t n, int32_t block,
                                 int64_t length, saccade_error *err)
 {
-    FAIL_IF(at % block != 0, SACCADE_EINVAL,
-            "window: got first %s %lld, expected a multiple of %d, the imported block size",
-            what, (long long)at, block);
-    FAIL_IF(at < 0 || at + n > length, SACCADE_EINVAL,
-            "window: got %ss %lld to %lld, expected some of the 0 to %lld that index tensors "
+    FAIL_AT(at % block != 0, SACCADE_EINVAL, "window", 0, 0,
+            "got first %s %lld, expected a multiple of %d, the imported block size", what,
+            (long long)at, block);
+    FAIL_AT(at < 0 || at + n > length, SACCADE_EINVAL, "window", 0, 0,
+            "got %ss %lld to %lld, expected some of the 0 to %lld that index tensors "
             "were imported for",
             what, (long long)at, (long long)(at + n - 1), (long long)length - 1);
     return SACCADE_OK;
@@ -390,10 +391,11 @@ saccade_status saccade_block_mask_window(const saccade_block_mask *mask, int64_t
     saccade_status status = SACCADE_OK;
     saccade_mod *mod = NULL;
     int32_t *q_offset = NULL, *kv_offset = NULL;
-    FAIL_IF(!mask || !out, SACCADE_EINVAL, "window: got NULL");
+    FAIL_AT(!mask || !out, SACCADE_EINVAL, "window", 0, 0,
+            "got NULL, expected a mask and a result");
     const int64_t most = (int64_t)1 << 30;
-    FAIL_IF(q0 < -most || q0 > most || kv0 < -most || kv0 > most, SACCADE_EINVAL,
-            "window: got first query %lld and key %lld, expected within 2^30", (long long)q0,
+    FAIL_AT(q0 < -most || q0 > most || kv0 < -most || kv0 > most, SACCADE_EINVAL, "window", 0,
+            0, "got first query %lld and key %lld, expected within 2^30", (long long)q0,
             (long long)kv0);
     const saccade_sizes *from = &mask->view.sizes;
     mask_recipe r = mask_recipe_of(mask);

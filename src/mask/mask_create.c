@@ -47,8 +47,8 @@ static saccade_status read_offset(const saccade_tensor *t, const char *name, int
         any |= offset[b] != 0;
         FAIL_AT(offset[b] < -MASK_LENGTH_MAX || offset[b] + length - 1 > INT32_MAX,
                 SACCADE_EINVAL, name, 0, 0,
-                "got %d for batch %lld, expected positions within 32 bits", offset[b],
-                (long long)b);
+                "got %d for batch %lld, expected -2^30 or more and positions within 32 bits",
+                offset[b], (long long)b);
     }
     if (!any) {
         free(offset);
@@ -110,11 +110,11 @@ saccade_status saccade_block_mask_create(saccade_context *context, const saccade
 {
     saccade_tensor tensors[MOD_MAX_CAPTURES];
     mask_offsets offsets;
-    FAIL_IF(!out, SACCADE_EINVAL, "block_mask: got NULL for the result");
-    FAIL_IF(!mask || !mod_function(mask), SACCADE_EINVAL,
-            "block_mask: got %s, expected a bound mask", mask ? "a mod not bound" : "NULL");
-    FAIL_IF(saccade_mod_kind(mask) != SACCADE_MASK, SACCADE_EINVAL,
-            "block_mask: got a score, expected a mask");
+    FAIL_AT(!out, SACCADE_EINVAL, "block_mask", 0, 0, "got NULL, expected a result");
+    FAIL_AT(!mask || !mod_function(mask), SACCADE_EINVAL, "block_mask", 0, 0,
+            "got %s, expected a bound mask", mask ? "a mod not bound" : "NULL");
+    FAIL_AT(saccade_mod_kind(mask) != SACCADE_MASK, SACCADE_EINVAL, "block_mask", 0, 0,
+            "got a score, expected a mask");
     mask_recipe r = {
         .mod = mask, .tensors = tensors, .threads = context ? context->threads : 0};
     TRY(mask_check_sizes(sizes, err));

@@ -71,23 +71,23 @@ static saccade_status import_row(const saccade_block_indices *x, int64_t head, i
 static saccade_status check_indices(const saccade_block_indices *x, const saccade_sizes *s,
                                     saccade_error *err)
 {
-    FAIL_IF(!x, SACCADE_EINVAL, "indices: got NULL");
-    FAIL_IF(x->block_q < 1 || x->block_kv < 1 || x->block_q > MASK_LENGTH_MAX
+    FAIL_AT(!x, SACCADE_EINVAL, "indices", 0, 0, "got NULL, expected index tensors");
+    FAIL_AT(x->block_q < 1 || x->block_kv < 1 || x->block_q > MASK_LENGTH_MAX
                 || x->block_kv > MASK_LENGTH_MAX,
-            SACCADE_EINVAL, "indices: got blocks of %d x %d, expected 1 to 2^30", x->block_q,
-            x->block_kv);
-    FAIL_IF((x->B != 1 && x->B != s->B) || (x->H != 1 && x->H != s->H), SACCADE_EINVAL,
-            "indices: got B %lld, H %lld, expected 1 or %lld, 1 or %lld", (long long)x->B,
-            (long long)x->H, (long long)s->B, (long long)s->H);
+            SACCADE_EINVAL, "indices", 0, 0, "got blocks of %d x %d, expected 1 to 2^30",
+            x->block_q, x->block_kv);
+    FAIL_AT((x->B != 1 && x->B != s->B) || (x->H != 1 && x->H != s->H), SACCADE_EINVAL,
+            "indices", 0, 0, "got B %lld, H %lld, expected 1 or %lld, 1 or %lld",
+            (long long)x->B, (long long)x->H, (long long)s->B, (long long)s->H);
     const int64_t rows = (s->Q + x->block_q - 1) / x->block_q;
     const int64_t columns = (s->KV + x->block_kv - 1) / x->block_kv;
-    FAIL_IF(x->rows != rows || x->columns != columns, SACCADE_EINVAL,
-            "indices: got %lld rows of %lld blocks, expected %lld of %lld for %lld x %lld",
+    FAIL_AT(x->rows != rows || x->columns != columns, SACCADE_EINVAL, "indices", 0, 0,
+            "got %lld rows of %lld blocks, expected %lld of %lld for %lld x %lld",
             (long long)x->rows, (long long)x->columns, (long long)rows, (long long)columns,
             (long long)s->Q, (long long)s->KV);
-    FAIL_IF(!x->kv_num_blocks || !x->kv_indices
+    FAIL_AT(!x->kv_num_blocks || !x->kv_indices
                 || !x->full_kv_num_blocks != !x->full_kv_indices,
-            SACCADE_EINVAL, "indices: got a count without its indices or neither");
+            SACCADE_EINVAL, "indices", 0, 0, "got a count without its indices or neither");
     return SACCADE_OK;
 }
 
@@ -128,10 +128,10 @@ saccade_status saccade_block_mask_import(saccade_context *context,
     mask_offsets offsets;
     mask_recipe r = {
         .mod = mask, .tensors = tensors, .threads = context ? context->threads : 0};
-    FAIL_IF(!out, SACCADE_EINVAL, "block_mask: got NULL for the result");
-    FAIL_IF(mask && (!mod_function(mask) || saccade_mod_kind(mask) != SACCADE_MASK),
-            SACCADE_EINVAL,
-            "block_mask: got a score or a mod not bound, expected a bound mask");
+    FAIL_AT(!out, SACCADE_EINVAL, "block_mask", 0, 0, "got NULL, expected a result");
+    FAIL_AT(mask && (!mod_function(mask) || saccade_mod_kind(mask) != SACCADE_MASK),
+            SACCADE_EINVAL, "block_mask", 0, 0,
+            "got a score or a mod not bound, expected a bound mask");
     TRY(mask_check_sizes(sizes, err));
     r.sizes = *sizes;
     TRY(check_indices(indices, sizes, err));
@@ -172,7 +172,8 @@ saccade_status saccade_block_mask_export(const saccade_block_mask *mask, int tra
                                          saccade_block_indices *x, saccade_error *err)
 {
     const mask_runs *runs;
-    FAIL_IF(!mask || !x, SACCADE_EINVAL, "export: got NULL");
+    FAIL_AT(!mask || !x, SACCADE_EINVAL, "export", 0, 0,
+            "got NULL, expected a mask and index tensors");
     TRY(mask_runs_for(mask, mask->options.block_q, mask->options.block_kv, transposed, &runs,
                       err));
     const int is_question =
@@ -186,13 +187,13 @@ saccade_status saccade_block_mask_export(const saccade_block_mask *mask, int tra
         x->block_kv = runs->block_kv;
         return SACCADE_OK;
     }
-    FAIL_IF(!x->kv_num_blocks || !x->kv_indices
+    FAIL_AT(!x->kv_num_blocks || !x->kv_indices
                 || !x->full_kv_num_blocks != !x->full_kv_indices,
-            SACCADE_EINVAL, "export: got a count without its indices or neither");
-    FAIL_IF(x->B != runs->B || x->H != runs->H || x->rows != runs->rows
+            SACCADE_EINVAL, "export", 0, 0, "got a count without its indices or neither");
+    FAIL_AT(x->B != runs->B || x->H != runs->H || x->rows != runs->rows
                 || x->columns != runs->columns,
-            SACCADE_EINVAL,
-            "export: got shape [%lld, %lld, %lld, %lld], expected "
+            SACCADE_EINVAL, "export", 0, 0,
+            "got shape [%lld, %lld, %lld, %lld], expected "
             "[%lld, %lld, %lld, %lld]",
             (long long)x->B, (long long)x->H, (long long)x->rows, (long long)x->columns,
             (long long)runs->B, (long long)runs->H, (long long)runs->rows,
@@ -242,7 +243,8 @@ saccade_status saccade_block_mask_to_dense(const saccade_block_mask *mask, uint8
 {
     void *memory = NULL;
     eval_state *eval = NULL;
-    FAIL_IF(!mask || !dense, SACCADE_EINVAL, "to_dense: got NULL");
+    FAIL_AT(!mask || !dense, SACCADE_EINVAL, "to_dense", 0, 0,
+            "got NULL, expected a mask and bytes");
     if (mask->prog) {
         memory = aligned_alloc(64, eval_state_bytes(mask->prog));
         FAIL_IF_NULL(memory);

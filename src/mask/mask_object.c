@@ -46,8 +46,9 @@ static saccade_status copy_offset(const int32_t *from, int64_t B, int64_t length
     *out = NULL;
     for (int64_t b = 0; from && b < B; b++)
         FAIL_AT(from[b] < -MASK_LENGTH_MAX || from[b] + length - 1 > INT32_MAX, SACCADE_EINVAL,
-                name, 0, 0, "got %d for batch %lld, expected positions within 32 bits", from[b],
-                (long long)b);
+                name, 0, 0,
+                "got %d for batch %lld, expected -2^30 or more and positions within 32 bits",
+                from[b], (long long)b);
     if (!from)
         return SACCADE_OK;
     *out = malloc((size_t)B * sizeof **out);
@@ -178,7 +179,7 @@ saccade_status saccade_block_mask_update(saccade_block_mask *mask, saccade_error
     const int64_t start = clock_ns();
     pass_prover *prover, *old;
     mask_runs *runs = NULL;
-    FAIL_IF(!mask, SACCADE_EINVAL, "block_mask: got NULL");
+    FAIL_AT(!mask, SACCADE_EINVAL, "block_mask", 0, 0, "got NULL, expected one");
     if (!mask->mod)
         return SACCADE_OK; /* nothing it was proven from */
     TRY(check_captures(mask, err));
@@ -229,7 +230,7 @@ const saccade_mod *saccade_block_mask_mod(const saccade_block_mask *mask)
 saccade_status saccade_block_mask_get_stats(const saccade_block_mask *mask,
                                             saccade_block_mask_stats *stats, saccade_error *err)
 {
-    FAIL_IF(!mask, SACCADE_EINVAL, "block_mask: got NULL");
+    FAIL_AT(!mask, SACCADE_EINVAL, "block_mask", 0, 0, "got NULL, expected one");
     TRY(record_check_size(stats, "statistics", err));
     saccade_block_mask_stats own = mask_own_runs(mask)->stats;
     own.seconds = mask->seconds;

@@ -123,13 +123,15 @@ saccade_status saccade_block_mask_render(const saccade_block_mask *mask, int64_t
                                          size_t *size, saccade_error *err)
 {
     strbuf text;
-    FAIL_IF(!mask || !bytes || !size, SACCADE_EINVAL, "render: got NULL");
-    FAIL_IF(b < 0 || h < 0 || b >= mask->view.sizes.B || h >= mask->view.sizes.H,
-            SACCADE_EINVAL, "render: got b %lld h %lld, expected below %lld and %lld",
+    FAIL_AT(!mask || !bytes || !size, SACCADE_EINVAL, "render", 0, 0,
+            "got NULL, expected a mask and results");
+    FAIL_AT(b < 0 || h < 0 || b >= mask->view.sizes.B || h >= mask->view.sizes.H,
+            SACCADE_EINVAL, "render", 0, 0, "got b %lld h %lld, expected below %lld and %lld",
             (long long)b, (long long)h, (long long)mask->view.sizes.B,
             (long long)mask->view.sizes.H);
-    FAIL_IF(format != SACCADE_TEXT && format != SACCADE_SVG && format != SACCADE_PNG,
-            SACCADE_EINVAL, "render: got format %d, expected text, SVG or PNG", (int)format);
+    FAIL_AT(format != SACCADE_TEXT && format != SACCADE_SVG && format != SACCADE_PNG,
+            SACCADE_EINVAL, "render", 0, 0, "got format %d, expected text, SVG or PNG",
+            (int)format);
     if (format == SACCADE_PNG)
         return draw_png(mask, b, h, columns, bytes, size, err);
     strbuf_init(&text, 0);

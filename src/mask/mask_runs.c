@@ -38,9 +38,9 @@ saccade_status mask_make_runs(const saccade_block_mask *m, int32_t block_q, int3
         return build_runs(&source, block_q, block_kv, out, err);
     }
     const mask_runs *own = mask_own_runs(m);
-    FAIL_IF(own->block_q % block_q || own->block_kv % block_kv, SACCADE_EINVAL,
-            "block_mask: got blocks of %d x %d, expected a divisor of the imported %d x %d",
-            block_q, block_kv, own->block_q, own->block_kv);
+    FAIL_AT(own->block_q % block_q || own->block_kv % block_kv, SACCADE_EINVAL, "block_mask", 0,
+            0, "got blocks of %d x %d, expected a divisor of the imported %d x %d", block_q,
+            block_kv, own->block_q, own->block_kv);
     return runs_refine(own, block_q, block_kv, m->view.sizes.Q, m->view.sizes.KV, out, err);
 }
 
@@ -85,8 +85,8 @@ saccade_status mask_runs_for(const saccade_block_mask *mask, int32_t block_q, in
                              int transposed, const mask_runs **out, saccade_error *err)
 {
     saccade_block_mask *m = (saccade_block_mask *)mask; /* the cache is not its meaning */
-    FAIL_IF(block_q < 1 || block_kv < 1, SACCADE_EINVAL,
-            "block_mask: got blocks of %d x %d, expected 1 or more", block_q, block_kv);
+    FAIL_AT(block_q < 1 || block_kv < 1, SACCADE_EINVAL, "block_mask", 0, 0,
+            "got blocks of %d x %d, expected 1 or more", block_q, block_kv);
     pthread_mutex_lock(&m->lock);
     const saccade_status status = cached_runs(m, block_q, block_kv, transposed, out, err);
     pthread_mutex_unlock(&m->lock);

@@ -126,10 +126,11 @@ saccade_status saccade_block_mask_create_selected(
     mask_offsets offsets;
     mask_recipe r = {
         .mod = mask, .tensors = tensors, .threads = context ? context->threads : 0};
-    FAIL_IF(!out || !options, SACCADE_EINVAL, "block_mask: got NULL for options or the result");
-    FAIL_IF(mask && (!mod_function(mask) || saccade_mod_kind(mask) != SACCADE_MASK),
-            SACCADE_EINVAL,
-            "block_mask: got a score or a mod not bound, expected a bound mask");
+    FAIL_AT(!out || !options, SACCADE_EINVAL, "block_mask", 0, 0,
+            "got NULL, expected options and a result");
+    FAIL_AT(mask && (!mod_function(mask) || saccade_mod_kind(mask) != SACCADE_MASK),
+            SACCADE_EINVAL, "block_mask", 0, 0,
+            "got a score or a mod not bound, expected a bound mask");
     saccade_selection_options_init(&o);
     TRY(RECORD_READ(&o, options, "selection options"));
     TRY(mask_check_sizes(sizes, err));

@@ -23,7 +23,7 @@ static saccade_status fail_of(const char *message, saccade_error *err)
 {
     FAIL_IF(strstr(message, "memory") || strstr(message, "zlib"), SACCADE_ENOMEM,
             "out of memory for a PNG");
-    FAIL(SACCADE_EINTERNAL, "png: %s", message);
+    FAIL_AT(1, SACCADE_EINTERNAL, "png", 0, 0, "%s", message);
 }
 
 saccade_status picture_png(const picture *p, int scale, const uint8_t *palette, int colours,
@@ -64,7 +64,8 @@ saccade_status picture_png(const picture *p, int scale, const uint8_t *palette, 
                            void **bytes, size_t *size, saccade_error *err)
 {
     (void)p, (void)scale, (void)palette, (void)colours, (void)bytes, (void)size;
-    FAIL(SACCADE_EBACKEND, "png: the library was built without libpng; SVG needs nothing");
+    FAIL_AT(1, SACCADE_EBACKEND, "png", 0, 0,
+            "the library was built without libpng; SVG needs nothing");
 }
 
 #endif

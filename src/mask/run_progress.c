@@ -60,7 +60,7 @@ saccade_status watch_close(mask_watch *w, saccade_error *err)
 {
     if (w->to.call && !atomic_load(&w->is_stopped))
         tell(w, 1);
-    FAIL_IF(atomic_load(&w->is_stopped), SACCADE_ESTOPPED,
-            "block_mask: stopped by the progress function");
+    FAIL_AT(atomic_load(&w->is_stopped), SACCADE_ESTOPPED, "block_mask", 0, 0,
+            "stopped by the progress function");
     return SACCADE_OK;
 }

@@ -164,10 +164,10 @@ static const cpu_ceiling *loops_of(const saccade_context *context)
 saccade_status saccade_measure_read(const saccade_context *context, const void *data,
                                     int64_t bytes, double *gbytes_per_s, saccade_error *err)
 {
-    FAIL_IF(!context || !data || !gbytes_per_s, SACCADE_EINVAL,
-            "read: got NULL, expected a context, memory and a place for the rate");
-    FAIL_IF(bytes < (context->threads + (int64_t)1) * PAGE_BYTES, SACCADE_EINVAL,
-            "read: got %lld bytes, expected a page to each of %d threads and one more",
+    FAIL_AT(!context || !data || !gbytes_per_s, SACCADE_EINVAL, "read", 0, 0,
+            "got NULL, expected a context, memory and a place for the rate");
+    FAIL_AT(bytes < (context->threads + (int64_t)1) * PAGE_BYTES, SACCADE_EINVAL, "read", 0, 0,
+            "got %lld bytes, expected a page to each of %d threads and one more",
             (long long)bytes, context->threads);
     return read_once(loops_of(context), context->threads, data, (size_t)bytes, gbytes_per_s,
                      err);
@@ -176,7 +176,7 @@ saccade_status saccade_measure_read(const saccade_context *context, const void *
 saccade_status saccade_measure_ceilings(const saccade_context *context, saccade_ceilings *out,
                                         saccade_error *err)
 {
-    FAIL_IF(!context, SACCADE_EINVAL, "ceilings: got NULL, expected a context");
+    FAIL_AT(!context, SACCADE_EINVAL, "ceilings", 0, 0, "got NULL, expected a context");
     TRY(record_check_size(out, "ceilings", err));
     const cpu_ceiling *c = loops_of(context);
     const cpu_features *has = cpu_features_get();

@@ -351,7 +351,8 @@ static saccade_status check_failed(const mod_builder *b, saccade_error *err)
     FAIL_IF(b->failed == SACCADE_ENOMEM, SACCADE_ENOMEM, "out of memory");
     FAIL_IF(b->failed == SACCADE_ELIMIT, SACCADE_ELIMIT,
             "got more than %d operations, definitions and sum() written out", MOD_MAX_NODES);
-    FAIL_IF(b->failed != SACCADE_OK, b->failed, "builder: operands do not fit the operation");
+    FAIL_AT(b->failed != SACCADE_OK, b->failed, "builder", 0, 0,
+            "operands do not fit the operation");
     return SACCADE_OK;
 }
 

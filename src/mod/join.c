@@ -66,8 +66,8 @@ saccade_status mod_join(const saccade_mod *a, const saccade_mod *b, mod_op op,
 {
     const mod_fn *x = mod_function(a), *y = mod_function(b);
     arena scratch;
-    FAIL_IF(x == NULL || y == NULL || x->kind != SACCADE_MASK || y->kind != SACCADE_MASK,
-            SACCADE_EINVAL, "join: got no bound masks");
+    FAIL_AT(x == NULL || y == NULL || x->kind != SACCADE_MASK || y->kind != SACCADE_MASK,
+            SACCADE_EINVAL, "join", 0, 0, "got no bound masks");
     arena_init(&scratch);
     saccade_status status = join_in(x, y, op, &scratch, out, err);
     if (status == SACCADE_OK && second_names != NULL) {
@@ -94,7 +94,8 @@ saccade_status mod_negate(const saccade_mod *a, saccade_mod **out, saccade_error
 {
     const mod_fn *fn = mod_function(a);
     arena scratch;
-    FAIL_IF(fn == NULL || fn->kind != SACCADE_MASK, SACCADE_EINVAL, "not: got no bound mask");
+    FAIL_AT(fn == NULL || fn->kind != SACCADE_MASK, SACCADE_EINVAL, "not", 0, 0,
+            "got no bound mask");
     arena_init(&scratch);
     const saccade_status status = negate_in(fn, &scratch, out, err);
     arena_free(&scratch);

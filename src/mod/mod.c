@@ -17,8 +17,8 @@ struct saccade_mod {
 
 static saccade_status mod_new(saccade_kind kind, saccade_mod **out, saccade_error *err)
 {
-    FAIL_IF(kind != SACCADE_MASK && kind != SACCADE_SCORE && kind != SACCADE_WEIGHT,
-            SACCADE_EINVAL, "kind: got %d, expected SACCADE_MASK, _SCORE or _WEIGHT",
+    FAIL_AT(kind != SACCADE_MASK && kind != SACCADE_SCORE && kind != SACCADE_WEIGHT,
+            SACCADE_EINVAL, "kind", 0, 0, "got %d, expected SACCADE_MASK, _SCORE or _WEIGHT",
             (int)kind);
     saccade_mod *mod = calloc(1, sizeof *mod);
     FAIL_IF_NULL(mod);
@@ -82,8 +82,8 @@ saccade_status saccade_mod_parse(saccade_kind kind, const char *text, size_t byt
 {
     saccade_status status = SACCADE_OK;
     saccade_mod *mod;
-    FAIL_IF(out == NULL || (text == NULL && bytes > 0), SACCADE_EINVAL,
-            "parse: got a NULL text or result");
+    FAIL_AT(out == NULL || (text == NULL && bytes > 0), SACCADE_EINVAL, "parse", 0, 0,
+            "got NULL, expected a text and a result");
     TRY(mod_new(kind, &mod, err));
     TRY_GOTO(reserve_parts(mod, 1, err));
     TRY_GOTO(add_part(mod, text == NULL ? "" : text, bytes, true, err));
@@ -157,15 +157,16 @@ saccade_status saccade_mod_chain(const saccade_mod *first, const saccade_mod *th
     enum { MOST = 256 };
     saccade_status status = SACCADE_OK;
     saccade_mod *mod;
-    FAIL_IF(first == NULL || then == NULL || out == NULL, SACCADE_EINVAL, "chain: got NULL");
-    FAIL_IF(first->fn != NULL || then->fn != NULL, SACCADE_EINVAL,
-            "chain: got a bound mod, expected two generic ones");
-    FAIL_IF(first->kind != then->kind, SACCADE_EINVAL,
-            "chain: got mods of two kinds, expected one kind");
-    FAIL_IF(first->kind == SACCADE_WEIGHT, SACCADE_EINVAL,
-            "chain: got weights, expected masks or scores: a plan takes one weight");
-    FAIL_IF(first->n_parts + then->n_parts > MOST, SACCADE_ELIMIT,
-            "chain: got more than %d texts", MOST);
+    FAIL_AT(first == NULL || then == NULL || out == NULL, SACCADE_EINVAL, "chain", 0, 0,
+            "got NULL, expected two mods and a result");
+    FAIL_AT(first->fn != NULL || then->fn != NULL, SACCADE_EINVAL, "chain", 0, 0,
+            "got a bound mod, expected two generic ones");
+    FAIL_AT(first->kind != then->kind, SACCADE_EINVAL, "chain", 0, 0,
+            "got mods of two kinds, expected one kind");
+    FAIL_AT(first->kind == SACCADE_WEIGHT, SACCADE_EINVAL, "chain", 0, 0,
+            "got weights, expected masks or scores: a plan takes one weight");
+    FAIL_AT(first->n_parts + then->n_parts > MOST, SACCADE_ELIMIT, "chain", 0, 0,
+            "got more than %d texts", MOST);
     TRY(mod_new(first->kind, &mod, err));
     TRY_GOTO(reserve_parts(mod, first->n_parts + then->n_parts, err));
     TRY_GOTO(copy_parts(first, true, mod, err));
@@ -248,7 +249,7 @@ static saccade_status check_extra(const elab_captures *captures, const saccade_c
     for (int32_t i = 0; i < n; i++) {
         uint32_t j = 0;
         const char *name = given[i].name;
-        FAIL_IF(name == NULL, SACCADE_EINVAL, "bind: got a capture without a name");
+        FAIL_AT(name == NULL, SACCADE_EINVAL, "bind", 0, 0, "got a capture without a name");
         const char *reason = parser_reserved(name);
         FAIL_AT(reason != NULL, SACCADE_EINVAL, name, 0, 0,
                 "got a value for it, but it is %s and can't be bound", reason);
@@ -306,10 +307,11 @@ saccade_status saccade_mod_bind(const saccade_mod *mod, const saccade_capture *c
 {
     saccade_mod *bound;
     arena scratch;
-    FAIL_IF(mod == NULL || out == NULL || n_captures < 0
+    FAIL_AT(mod == NULL || out == NULL || n_captures < 0
                 || (captures == NULL && n_captures > 0),
-            SACCADE_EINVAL, "bind: got NULL or a negative count");
-    FAIL_IF(mod->fn != NULL, SACCADE_EINVAL, "bind: got a bound mod, expected a generic one");
+            SACCADE_EINVAL, "bind", 0, 0, "got NULL or a negative count");
+    FAIL_AT(mod->fn != NULL, SACCADE_EINVAL, "bind", 0, 0,
+            "got a bound mod, expected a generic one");
     TRY(mod_new(mod->kind, &bound, err));
     arena_init(&scratch);
     const saccade_status status = bind_in(mod, captures, n_captures, &scratch, bound, err);

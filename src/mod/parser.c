@@ -115,7 +115,12 @@ static saccade_status parse_def(parser *p, ast_def **out)
     /* `mask` has been lexed, so the comment before it is the last one seen. */
     def->comment = comment_above(p, p->tok.place.line);
     def->kind = parse_is_word(&p->tok, "mask") ? SACCADE_MASK : SACCADE_SCORE;
+    const char *kind_word = def->kind == SACCADE_MASK ? "mask" : "score";
     TRY(parse_advance(p));
+    if (parse_is(&p->tok, "="))
+        return source_fail(
+            p->source, p->tok.place, p->err, SACCADE_EPARSE,
+            "got '=' after '%s', which can't be assigned to, expected another name", kind_word);
     TRY(declarable(p, "the definition's name"));
     def->name = p->tok.name;
     def->place = p->tok.place;

@@ -204,8 +204,8 @@ static saccade_status find_gradients(const saccade_problem *p, saccade_plan *pla
     FAIL_AT(p->gradients & ~(uint32_t)PLAN_GRADIENTS, SACCADE_EINVAL, "gradients", 0, 0,
             "got bits 0x%x, expected SACCADE_GRADIENT_*", (unsigned)p->gradients);
     FAIL_AT(n < 0 || n > MOD_MAX_CAPTURES || (n && !p->gradient_captures), SACCADE_EINVAL,
-            "gradient_captures", 0, 0, "got %d, expected 0 to %d and their names", n,
-            MOD_MAX_CAPTURES);
+            "gradient_captures", 0, 0, "got %d%s, expected 0 to %d and their names", n,
+            p->gradient_captures ? "" : " and NULL", MOD_MAX_CAPTURES);
     FAIL_AT(p->gradients & SACCADE_GRADIENT_SINKS && p->sinks_dtype == SACCADE_NONE,
             SACCADE_EINVAL, "gradients", 0, 0,
             "got SACCADE_GRADIENT_SINKS, expected a sinks_dtype with it");

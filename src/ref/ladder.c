@@ -67,7 +67,7 @@ saccade_status saccade_ladder_run(const saccade_ladder_options *options,
                                   void *user, saccade_error *err)
 {
     saccade_ladder_options o;
-    FAIL_IF(!row, SACCADE_EINVAL, "ladder: got NULL, expected a function");
+    FAIL_AT(!row, SACCADE_EINVAL, "ladder", 0, 0, "got NULL, expected a function");
     saccade_ladder_options_init(&o);
     TRY(RECORD_READ(&o, options, "ladder options"));
     const ladder_problem sizes = {

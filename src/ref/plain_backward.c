@@ -147,8 +147,8 @@ static saccade_status find_reads(plain_gradients *job, arena *arena, saccade_err
         if ((node->op != OP_LOAD && node->op != OP_SCALAR) || node->type != MOD_FLOAT
             || !(job->problem->gradient_captures >> node->imm.i & 1))
             continue;
-        FAIL_IF(job->n_reads == READS, SACCADE_ELIMIT,
-                "score: got over %d reads of captures whose gradients are wanted", READS);
+        FAIL_AT(job->n_reads == READS, SACCADE_ELIMIT, "score", 0, 0,
+                "got over %d reads of captures whose gradients are wanted", READS);
         job->reads[job->n_reads] = i;
         wanted[++job->n_reads] = i;
     }

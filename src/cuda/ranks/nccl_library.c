@@ -44,7 +44,7 @@ saccade_status nccl_get(saccade_error *err)
 
 saccade_status saccade_nccl_make_id(saccade_nccl_id *out, saccade_error *err)
 {
-    FAIL_IF(!out, SACCADE_EINVAL, "nccl: got NULL for the id");
+    FAIL_AT(!out, SACCADE_EINVAL, "nccl", 0, 0, "got NULL, expected room for the id");
     TRY(nccl_get(err));
     const int failed = cu_nccl.unique_id(out);
     FAIL_IF(failed, SACCADE_EBACKEND, "ncclGetUniqueId: %s", cu_nccl.error_string(failed));
