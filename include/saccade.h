@@ -6,8 +6,8 @@
  * Objects are immutable once made and may be shared by threads, but for what is said to change
  * one (a block mask's update, select and prepare; saccade_kv.h); create gives ownership to the
  * caller, destroy(NULL) is fine, and nothing is set or kept when a call fails. Every
- * fallible call returns a status and, if `err` is not NULL, fills it. Language reference:
- * docs/language.md.
+ * fallible call returns a status, which says whether it failed; then, if `err` is not NULL, it
+ * fills it. A call that succeeds leaves *err as it was. Language reference: docs/language.md.
  *
  * Letters: B batch, H query heads, Hkv key/value heads (H % Hkv == 0), Q queries, KV keys,
  * D dim of query and key, Dv dim of value and output.
@@ -60,7 +60,7 @@ typedef enum saccade_status {
     SACCADE_EINTERNAL = 90 /* our mistake; please report the message */
 } saccade_status;
 
-/* One line: what, got, expected. Valid until the next call that is given it. */
+/* One line: what, got, expected. Of the last call that was given it and failed. */
 typedef struct saccade_error {
     saccade_status status;
     int32_t line, column; /* place in a mod's text, from 1; 0 when not about a text */
@@ -261,9 +261,11 @@ SACCADE_API const saccade_prelude_entry *saccade_prelude(int32_t i);
 typedef struct saccade_context saccade_context;
 typedef struct saccade_context_options {
     size_t size;
-    int32_t threads;   /* 0: all the process may use; -n: n, or as many CPUs as it may use */
-    const char *level; /* at most "portable", "avx2", "avx512", "amx", none above this machine's
-                        * or the environment's SACCADE_LEVEL; NULL: the lower of these two */
+    int32_t threads;   /* 0: all the process may use; -n: n, but no more than the CPUs that it
+                        * may use */
+    const char *level; /* the highest to use: "portable", "avx2", "avx512" or "amx", not above
+                        * the machine's nor the environment's SACCADE_LEVEL; NULL: the lower of
+                        * these two */
 } saccade_context_options;
 static inline void saccade_context_options_init(saccade_context_options *options)
 {
@@ -271,7 +273,8 @@ static inline void saccade_context_options_init(saccade_context_options *options
 }
 
 /* options may be NULL: all defaults. EINVAL: threads past 4096, a level that is none. EBACKEND:
- * a level that this machine, or SACCADE_LEVEL, does not reach. */
+ * a level that this machine, or SACCADE_LEVEL, does not reach. What is made with a context
+ * keeps none of it: a context may be destroyed before its plans. */
 SACCADE_API saccade_status saccade_context_create(const saccade_context_options *options,
                                                   saccade_context **out, saccade_error *err);
 SACCADE_API void saccade_context_destroy(saccade_context *context);
@@ -447,13 +450,15 @@ typedef struct saccade_problem {
     size_t size;
     saccade_sizes sizes;      /* H, Hkv, D, Dv are fixed; default 1, 1, 64, 64 */
     saccade_dtype dtype;      /* of Q; default f32 */
-    saccade_dtype kv_dtype;   /* NONE: dtype; with f32, f16 and bf16 also e4m3, e5m2, i8, i4 */
+    saccade_dtype kv_dtype;   /* NONE: dtype. f32, f16 and bf16 mix with each other; e4m3, e5m2,
+                               * i8 and i4 go with each of these */
     double scale;             /* NaN, the default: 1 / sqrt(D) */
     const saccade_mod *score; /* bound, or NULL; not kept */
     const saccade_mod *mask;  /* bound, or NULL; not kept */
     const char *backend;      /* "auto" (NULL), "cpu", "cuda", "ref": float64 truth, "plain":
                                * three passes in the problem's dtype, the error yardstick */
-    const char *arch;         /* CUDA: "sm_90a", "sm_80", ...; NULL: the device's. A plan for an
+    const char *arch;         /* CUDA: "sm_90a", "sm_80", ...; NULL: the device's. With "auto"
+                               * it asks for "cuda", with others it is EINVAL. A plan for an
                                * arch not there can be explained, not run */
     uint32_t gradients;       /* SACCADE_GRADIENT_* that saccade_backward is to make; 0, the
                                * default: forward only */
@@ -519,8 +524,8 @@ SACCADE_API saccade_status saccade_plan_create(saccade_context *context,
                                                const saccade_problem *problem,
                                                saccade_plan **out, saccade_error *err);
 /* Makes the runs of a block mask for this plan's tiles, and on CUDA their copy on the device
- * whose context is current, kept in the mask. Must precede the first run with that mask on a
- * device, and follow each update; not thread-safe for one mask. */
+ * whose context is current, kept in the mask. Must precede the first run with that mask, on
+ * hosts too and on each device, and follow each update; not thread-safe for one mask. */
 SACCADE_API saccade_status saccade_plan_prepare(const saccade_plan *plan,
                                                 const saccade_block_mask *mask,
                                                 saccade_error *err);
@@ -633,13 +638,15 @@ static inline void saccade_forward_args_init(saccade_forward_args *args)
 SACCADE_API saccade_status saccade_pages_check(const saccade_plan *plan,
                                                const saccade_forward_args *args,
                                                saccade_error *err);
-/* Bytes of workspace for runs of at most these sizes, SIZE_MAX for sizes that no run can have;
- * KV: logical keys. Of ragged problems B is the number of sequences, Q and KV are those of the
- * longest. */
+/* Bytes of workspace for runs of at most these sizes, SIZE_MAX for lengths that no run can
+ * reach and for heads or dims that are not the plan's, 0 for NULL; KV: logical keys. Of ragged
+ * problems B is the number of sequences, Q and KV are those of the longest. */
 SACCADE_API size_t saccade_plan_workspace(const saccade_plan *plan, const saccade_sizes *sizes);
 /* Allocates, compiles and copies nothing; on CUDA it launches and does not wait. Threads change
  * no bit of the results. One plan may run from many threads at a time, each with its own
- * workspace and outputs, which overlap no input. Dead rows: out 0, lse and row_max -inf. */
+ * workspace and outputs, which overlap no input nor each other (EINVAL where that shows: an
+ * output has the data of an input, or two of the same strides share an element). Dead rows:
+ * out 0, lse and row_max -inf. */
 SACCADE_API saccade_status saccade_forward(const saccade_plan *plan,
                                            const saccade_forward_args *args,
                                            saccade_error *err);
@@ -663,7 +670,8 @@ typedef struct saccade_backward_args {
                                               * bf16 if the capture is */
     int32_t n_d_captures;
     uint32_t accumulate; /* SACCADE_GRADIENT_* that are added to what their tensors hold; the
-                          * others are overwritten */
+                          * others are overwritten; those that the plan does not make say
+                          * nothing */
     const saccade_positions *positions;
     const saccade_block_mask *block_mask;
     const saccade_binding *bindings;
@@ -685,7 +693,7 @@ static inline void saccade_backward_args_init(saccade_backward_args *args)
 }
 
 /* Bytes of workspace for backward runs of at most these sizes, linear in the lengths; 0 for a
- * plan without gradients, SIZE_MAX for sizes that no run can have. */
+ * plan without gradients, SIZE_MAX as saccade_plan_workspace says. */
 SACCADE_API size_t saccade_plan_backward_workspace(const saccade_plan *plan,
                                                    const saccade_sizes *sizes);
 /* Bytes of workspace for the run of these arguments (of data positions on the host alone are
@@ -700,8 +708,11 @@ SACCADE_API saccade_status saccade_backward_workspace(const saccade_plan *plan,
                                                       const saccade_backward_args *args,
                                                       size_t *bytes, saccade_error *err);
 /* As saccade_forward: nothing is allocated (but by back end ref) and threads change no bit.
- * Rows without a live key, masked positions and what they read get exactly 0. EINVAL: the
- * gradients given are not those that the plan's problem named. */
+ * Rows without a live key, masked positions and what they read get exactly 0. Gradients overlap
+ * no input nor each other, as outputs of saccade_forward; but on the host d_k and d_v may share
+ * elements where both are in accumulate, and are added up there: where V is a view of K, clear
+ * d_k, let d_v be the same view of it and accumulate both. EINVAL: the gradients given are not
+ * those that the plan's problem named. */
 SACCADE_API saccade_status saccade_backward(const saccade_plan *plan,
                                             const saccade_backward_args *args,
                                             saccade_error *err);

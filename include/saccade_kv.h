@@ -30,7 +30,7 @@ typedef struct saccade_kv_options {
     size_t size;
     int64_t pages, page; /* of the pool; keys of a page: 1 to 2^30 each */
     int64_t sequences;   /* at most, at a time: 1 to 2^24 */
-    int64_t most_keys;   /* of a sequence; 0: as many as all pages hold */
+    int64_t most_keys;   /* of a sequence, at most 2^30; 0: as many as all pages hold */
 } saccade_kv_options;
 static inline void saccade_kv_options_init(saccade_kv_options *options)
 {
@@ -61,7 +61,7 @@ SACCADE_API saccade_status saccade_kv_drop(saccade_kv *cache, int32_t sequence, 
 
 /* Room for counts[i] more keys in sequences[i], which differ from each other; for all of them
  * or, with ELIMIT, for none. Whoever shares a page that is written to gets one of its own. What
- * is to be written is known until the next call that changes the cache. */
+ * is to be written is known until the next grow that succeeds, fork, free, truncate or drop. */
 SACCADE_API saccade_status saccade_kv_grow(saccade_kv *cache, const int32_t *sequences,
                                            const int32_t *counts, int32_t n,
                                            saccade_error *err);
@@ -69,7 +69,8 @@ SACCADE_API saccade_status saccade_kv_grow(saccade_kv *cache, const int32_t *seq
  * page. For frameworks that write by themselves; they make the copies first. Returns how many
  * there are and writes at most `most`. */
 SACCADE_API int64_t saccade_kv_slots(const saccade_kv *cache, int64_t *slots, int64_t most);
-/* Pages of the last grow that must be copied before keys are written: pairs from, to. */
+/* Pages of the last grow that must be copied before keys are written, with their scales where
+ * pages have scales: pairs from, to. */
 SACCADE_API int64_t saccade_kv_copies(const saccade_kv *cache, int32_t *pairs, int64_t most);
 /* Makes the copies of the last grow in these pools on the host and writes its new keys: k
  * [all, Hkv, D] and v [all, Hkv, Dv], sequence by sequence, f32, f16 or bf16, rounded to the

@@ -65,7 +65,7 @@ SACCADE_API double saccade_measure_scalar_gflops(void);
 
 /* ---- what this machine gives at most ------------------------------------------------- */
 
-/* Measured with the context's threads and level, in about a second. */
+/* Measured with the context's threads and level, in about a second. No context is NULL here. */
 typedef struct saccade_ceilings {
     size_t size;
     double fma_gflops;        /* f32 multiply-adds */
@@ -82,8 +82,8 @@ static inline void saccade_ceilings_init(saccade_ceilings *ceilings)
 SACCADE_API saccade_status saccade_measure_ceilings(const saccade_context *context,
                                                     saccade_ceilings *out, saccade_error *err);
 /* Reads `bytes` at `data` once, in order, a part to each of the context's threads: GB/s. Beside
- * timed runs over the same memory it tells what memory gave in those moments. EINVAL: NULL, or
- * less than a page to a thread and one more. */
+ * timed runs over the same memory it tells what memory gave in those moments. EINVAL: NULL, of
+ * the context too, or less than a page to a thread and one more. */
 SACCADE_API saccade_status saccade_measure_read(const saccade_context *context,
                                                 const void *data, int64_t bytes,
                                                 double *gbytes_per_s, saccade_error *err);
