@@ -358,14 +358,15 @@ static void what_is_wrong_is_said(void **state)
     drop(&t);
 }
 
-static saccade_plan *plain_plan(uint32_t gradients, int64_t h, int64_t hkv, int64_t d,
-                                int64_t dv)
+static saccade_plan *plain_plan(const char *backend, uint32_t gradients, int64_t h, int64_t hkv,
+                                int64_t d, int64_t dv)
 {
     saccade_plan *plan = NULL;
     saccade_error err = {0};
     saccade_problem p;
     saccade_problem_init(&p);
     p.sizes = (saccade_sizes){.H = h, .Hkv = hkv, .D = d, .Dv = dv};
+    p.backend = backend;
     p.gradients = gradients;
     assert_int_equal(saccade_plan_create(NULL, &p, &plan, &err), 0);
     return plan;
@@ -374,14 +375,13 @@ static saccade_plan *plain_plan(uint32_t gradients, int64_t h, int64_t hkv, int6
 enum { QKV = SACCADE_GRADIENT_Q | SACCADE_GRADIENT_K | SACCADE_GRADIENT_V };
 
 /* V is a view of K: gradients in one place are refused, and add up where both are added. */
-static void gradients_in_one_place(void **state)
+static void one_place(const char *backend)
 {
     inputs in;
     saccade_error err = {0};
-    (void)state;
     fill(&in);
     tensors t = tensors_of(SACCADE_F32, &in), one = tensors_of(SACCADE_F32, &in);
-    saccade_plan *plan = plain_plan(QKV, H, HKV, D, DV);
+    saccade_plan *plan = plain_plan(backend, QKV, H, HKV, D, DV);
     t.n_bindings = one.n_bindings = 0;
     free(t.v.data);
     free(one.v.data);
@@ -418,6 +418,14 @@ static void gradients_in_one_place(void **state)
     drop(&one);
 }
 
+static void gradients_in_one_place(void **state)
+{
+    (void)state;
+    one_place("cpu");
+    one_place("ref");
+    one_place("plain");
+}
+
 /* Gradients of one packed tensor [B, N, H + 2 Hkv, D] are none in one place; those of one that
  * begins a head too early are. */
 static void packed_gradients(void **state)
@@ -427,7 +435,7 @@ static void packed_gradients(void **state)
     const int64_t rows[] = {1, H, N, D}, keys[] = {1, HKV, N, D}, stats[] = {1, H, N};
     saccade_error err = {0};
     (void)state;
-    saccade_plan *plan = plain_plan(QKV, H, HKV, D, D);
+    saccade_plan *plan = plain_plan("cpu", QKV, H, HKV, D, D);
     saccade_tensor t[6];
     for (int i = 0; i < 6; i++) {
         const int first = i % 3 == 0 ? 0 : i % 3 == 1 ? H : H + HKV;
