@@ -1,5 +1,6 @@
-/* saccade run: attention over NumPy files. Outputs are opened before the work and renamed after
- * it, so that a wrong path costs no time and a failure leaves nothing behind. */
+/* saccade run: attention over NumPy files. Outputs are opened before the work and renamed when
+ * all of them are written, so that a wrong path costs no time and a failure leaves nothing
+ * behind. */
 #include "files.h"
 #include "gradients.h"
 #include "outfile.h"
@@ -72,6 +73,10 @@ static saccade_status run_into(const cli_args *args, file_tensors *f, outfile *o
     CLI_TRY(gradients_write(g, f, err));
     if (args->lse_file)
         CLI_TRY(write_lse(f, lse->file, err));
+    CLI_TRY(outfile_finish(out, err));
+    CLI_TRY(gradients_finish(g, err));
+    if (args->lse_file)
+        CLI_TRY(outfile_finish(lse, err));
     CLI_TRY(outfile_commit(out, err));
     CLI_TRY(gradients_commit(g, err));
     return args->lse_file ? outfile_commit(lse, err) : SACCADE_OK;

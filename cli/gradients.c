@@ -108,6 +108,13 @@ saccade_status gradients_write(gradients *g, const file_tensors *files, saccade_
     return SACCADE_OK;
 }
 
+saccade_status gradients_finish(gradients *g, saccade_error *err)
+{
+    for (int i = 0; i < g->n; i++)
+        CLI_TRY(outfile_finish(&g->file[i], err));
+    return SACCADE_OK;
+}
+
 saccade_status gradients_commit(gradients *g, saccade_error *err)
 {
     for (int i = 0; i < g->n; i++)

@@ -23,6 +23,8 @@ saccade_status gradients_begin(const cli_args *args, const file_tensors *files, 
 saccade_status gradients_run(gradients *g, const cli_args *args, const job *j, engine *e,
                              double *seconds, saccade_error *err);
 saccade_status gradients_write(gradients *g, const file_tensors *files, saccade_error *err);
+/* outfile_finish and outfile_commit of all. */
+saccade_status gradients_finish(gradients *g, saccade_error *err);
 saccade_status gradients_commit(gradients *g, saccade_error *err);
 /* Leaves nothing behind that was not committed; fine on a zeroed struct. */
 void gradients_end(gradients *g);

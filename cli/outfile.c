@@ -96,6 +96,14 @@ saccade_status outfile_check(const char *path, saccade_error *err)
     return SACCADE_OK;
 }
 
+saccade_status outfile_check_ending(const char *option, const char *path, saccade_error *err)
+{
+    const char *folder = strrchr(path, '/'), *end = strrchr(folder ? folder : path, '.');
+    CLI_FAIL_IF(end && strcmp(end, ".svg") != 0, SACCADE_EINVAL, option,
+                "got '%.80s', expected a name ending in .svg", path);
+    return SACCADE_OK;
+}
+
 saccade_status outfile_begin(const char *path, outfile *out, saccade_error *err)
 {
     struct stat info;
@@ -123,15 +131,18 @@ saccade_status outfile_begin(const char *path, outfile *out, saccade_error *err)
     return status;
 }
 
-saccade_status outfile_commit(outfile *out, saccade_error *err)
+saccade_status outfile_finish(outfile *out, saccade_error *err)
 {
-    saccade_status status = SACCADE_OK;
     const bool was_bad = ferror(out->file) != 0;
     const int close_failed = fclose(out->file);
     out->file = NULL;
-    if (was_bad || close_failed)
-        status = fail(out->path, "write", err);
-    else if (out->aside && rename(out->aside, out->path) != 0)
+    return was_bad || close_failed ? fail(out->path, "write", err) : SACCADE_OK;
+}
+
+saccade_status outfile_commit(outfile *out, saccade_error *err)
+{
+    saccade_status status = out->file ? outfile_finish(out, err) : SACCADE_OK;
+    if (status == SACCADE_OK && out->aside && rename(out->aside, out->path) != 0)
         status = fail(out->path, "replace", err);
     if (status == SACCADE_OK && out->aside) {
         signals_forget(out->aside);

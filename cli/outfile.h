@@ -15,9 +15,14 @@ typedef struct outfile {
 void outfile_keep_words_out(const char *path);
 /* Whether it could be written, for long work that writes in the end; leaves nothing there. */
 saccade_status outfile_check(const char *path, saccade_error *err);
+/* Whether the name of a picture ends in .svg, if it has an ending. */
+saccade_status outfile_check_ending(const char *option, const char *path, saccade_error *err);
 /* Opens a new file beside `path`; a folder that is missing or closed shows here. */
 saccade_status outfile_begin(const char *path, outfile *out, saccade_error *err);
-/* Flushes and renames. Either way *out is done with. */
+/* Flushes and closes: what fails after it is renaming alone. Of several files that belong
+ * together all are finished before one is committed. */
+saccade_status outfile_finish(outfile *out, saccade_error *err);
+/* Finishes, unless that is done, and renames. Either way *out is done with. */
 saccade_status outfile_commit(outfile *out, saccade_error *err);
 /* Leaves nothing behind; fine after commit and on a zeroed struct. */
 void outfile_abandon(outfile *out);
