@@ -22,12 +22,12 @@ typedef struct check_row {
 typedef struct verdict {
     bool is_good;
     int64_t rows;
+    bool has_header;        /* which is printed before the first row */
     saccade_error left_out; /* why the last of the ways did not run */
 } verdict;
 
 /* ---- check_backward.c ---- */
 
-void check_backward_header(void);
 /* Gradients of Q, K, V and of the score's captures of rank 2 and more (sums into fewer numbers
  * have an error of their own), from a random gradient of the output. */
 saccade_status check_backward(const job *j, const engine_options *options, const job_tensors *t,

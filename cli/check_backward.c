@@ -16,8 +16,11 @@ typedef struct truth {
     double allowed[BACKWARD_MOST];
 } truth;
 
-void check_backward_header(void)
+static void print_header(verdict *all)
 {
+    if (all->has_header)
+        return;
+    all->has_header = true;
     printf("%-40s %-16s %-5s %-8s %9s %9s %9s %9s %8s  %s\n", "problem", "variant", "on",
            "level", "dq", "dk", "dv", "captured", "of bound", "verdict");
 }
@@ -119,6 +122,7 @@ static void print_way(const check_row *row, const check_way *way, const backward
         holds &= d <= gold->allowed[i];
         of_bound = fmax(of_bound, d > 0 ? d / gold->allowed[i] : 0);
     }
+    print_header(all);
     printf("%-40s %-16s %-5s %-8s %9.2e %9.2e %9.2e %9.2e %8.2f  %s\n", row->problem, row->name,
            way->backend, way->level ? way->level : "", worst[0], worst[1], worst[2], worst[3],
            of_bound, holds ? "ok" : "FAILED");

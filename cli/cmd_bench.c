@@ -135,6 +135,8 @@ static saccade_status run_and_write(bench *b, saccade_error *err)
     if (csv)
         CLI_TRY(outfile_check(csv, err));
     if (plot)
+        CLI_TRY(outfile_check_ending("--plot", plot, err));
+    if (plot)
         CLI_TRY(outfile_check(plot, err));
     CLI_TRY(run_suites(b, err));
     CLI_TRY(write_table(&b->table, csv, bench_write_csv, err));

@@ -22,12 +22,11 @@ static const cli_variant others[] = {
 };
 enum { OTHERS = sizeof others / sizeof others[0] };
 
-static void print_header(const cli_args *args)
+static void print_header(verdict *all)
 {
-    if (args->backward) {
-        check_backward_header();
+    if (all->has_header)
         return;
-    }
+    all->has_header = true;
     printf("%-40s %-16s %-5s %-8s %10s %10s %10s  %s\n", "problem", "variant", "on", "level",
            "error", "allowed", "lse error", "verdict");
 }
@@ -56,6 +55,7 @@ static saccade_status try_way(const job *j, const engine_options *options, const
     CLI_TRY(status);
     compare_results(t, &y->gold, &d);
     const bool holds = yardstick_holds(y, &d);
+    print_header(all);
     printf("%-40s %-16s %-5s %-8s %10.2e %10.2e %10.2e  %s\n", row->problem, row->name,
            o.backend, o.level ? o.level : "", d.out, y->allowed_out, d.lse,
            holds ? "ok" : "FAILED");
@@ -137,7 +137,6 @@ static saccade_status check_random(const cli_args *args, verdict *all, saccade_e
 {
     const int64_t n = args->random ? args->random : 24;
     uint64_t seed = (uint64_t)args->seed;
-    print_header(args);
     for (int64_t i = 0; i < n; i++) {
         saccade_sizes sizes;
         saccade_dtype dtype;
@@ -162,7 +161,8 @@ static saccade_status check_random(const cli_args *args, verdict *all, saccade_e
         CLI_TRY(check_random_tensors(&filled, &sizes, dtype, floats_random(&seed),
                                      is_given ? "given" : v->name, all, err));
     }
-    printf("seed %lld\n", (long long)args->seed);
+    if (all->rows)
+        printf("seed %lld\n", (long long)args->seed);
     return SACCADE_OK;
 }
 
@@ -193,6 +193,8 @@ static saccade_status rmse_row(const cli_args *args, const cli_variant *v, sacca
     job_close(&j);
     CLI_TRY(status);
     const bool holds = yardstick_holds(&y, &d);
+    if (!all->rows)
+        printf("%-16s %-5s %11s %11s %8s\n", "variant", "dtype", "rmse", "plain rmse", "ratio");
     printf("%-16s %-5s %11.3e %11.3e %8.2f  %s\n", v->name, saccade_dtype_name(dtype),
            d.rms_out, y.plain.rms_out, d.rms_out / y.plain.rms_out, holds ? "ok" : "FAILED");
     all->is_good &= holds;
@@ -213,7 +215,6 @@ static saccade_status check_rmse(const cli_args *args, verdict *all, saccade_err
         "--random or --backward with it");
     if (args->problem)
         CLI_TRY(problem_read(args->problem, &sizes, &ignored, err));
-    printf("%-16s %-5s %11s %11s %8s\n", "variant", "dtype", "rmse", "plain rmse", "ratio");
     for (int v = 0; v < VARIANTS; v++)
         for (int d = 0; d < 3; d++) {
             cli_progress("%s %s", cli_variants[v].name, saccade_dtype_name(dtypes[d]));
@@ -229,7 +230,6 @@ static saccade_status check_files(const cli_args *args, verdict *all, saccade_er
     check_row row = {.name = "given"};
     file_tensors f;
     CLI_TRY(files_load(args, &f, err));
-    print_header(args);
     const saccade_status status = check_job(args, &f.sizes, &f.t, &row, all, err);
     files_free(&f);
     return status;
@@ -241,7 +241,6 @@ static saccade_status check_problem(const cli_args *args, verdict *all, saccade_
     saccade_dtype dtype;
     CLI_TRY(problem_read(args->problem, &sizes, &dtype, err));
     CLI_TRY(cli_parse_dtype(args->dtype, dtype, &dtype, err));
-    print_header(args);
     return check_random_tensors(args, &sizes, dtype, (uint64_t)args->seed, "given", all, err);
 }
 

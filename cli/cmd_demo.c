@@ -173,6 +173,14 @@ static const char *heads_of(const demo_row *row)
     return row->sizes == &mha ? "MHA 8/8" : "GQA 8/2";
 }
 
+static void print_header(void)
+{
+    printf("b1 h8 q2048 kv2048 d64 f32; error against float64 over %d rows of each head\n\n",
+           WINDOW * WINDOWS);
+    printf("%-16s %-8s %10s %9s %11s %12s %12s\n", "variant", "heads", "sparsity", "ms",
+           "GFLOP/s", "error", "allowed");
+}
+
 static void print_row(const demo_row *row)
 {
     printf("%-16s %-8s %8.1f %% %9.2f %11.1f %12.1e %12.1e\n", row->variant->name,
@@ -195,6 +203,8 @@ static saccade_status run_heads(demo *d, const saccade_sizes *sizes, saccade_err
         path_of(d, name, ".npy", d->o);
         CLI_TRY(run_row(d, row, err));
         cli_progress(NULL);
+        if (!d->n_rows)
+            print_header();
         print_row(row);
         d->n_rows++;
     }
@@ -327,10 +337,6 @@ saccade_status cmd_demo(const cli_args *args, saccade_error *err)
     demo d = {.folder = args->folder ? args->folder : "out", .threads = args->threads};
     bool is_good = true;
     CLI_TRY(make_folder(d.folder, err));
-    printf("b1 h8 q2048 kv2048 d64 f32; error against float64 over %d rows of each head\n\n",
-           WINDOW * WINDOWS);
-    printf("%-16s %-8s %10s %9s %11s %12s %12s\n", "variant", "heads", "sparsity", "ms",
-           "GFLOP/s", "error", "allowed");
     CLI_TRY(run_heads(&d, &mha, err));
     CLI_TRY(run_heads(&d, &gqa, err));
     CLI_TRY(draw_all(&d, err));

@@ -184,10 +184,13 @@ saccade_status cmd_ladder(const cli_args *args, saccade_error *err)
     outfile picture;
     int n_wrong = 0;
     read_options(args, &o);
+    CLI_TRY(outfile_check_ending("-o", path, err));
     CLI_TRY(outfile_begin(path, &picture, err)); /* before the work, not after it */
     const saccade_status status = climb(&o, picture.file, &table, err);
     if (status != SACCADE_OK) {
         outfile_abandon(&picture);
+        if (strcmp(err->where, "M") == 0) /* N and d are within bounds of their own */
+            snprintf(err->where, sizeof err->where, "--m");
         return status;
     }
     CLI_TRY(outfile_commit(&picture, err));

@@ -97,7 +97,11 @@ static saccade_status add_also(const cli_args *args, const saccade_sizes *sizes,
     const long layers = strtol(also, &text, 10);
     CLI_FAIL_IF(text == also || *text != ':' || layers < 1 || layers > 100000, SACCADE_EINVAL,
                 "--also", "got '%.60s', expected LAYERS:MASK, like 5:sliding_window(W)", also);
-    return add_mask(args, sizes, context, text + 1, (int32_t)layers, m, err);
+    const saccade_status status =
+        add_mask(args, sizes, context, text + 1, (int32_t)layers, m, err);
+    if (status != SACCADE_OK && strcmp(err->where, "--mask") == 0)
+        snprintf(err->where, sizeof err->where, "--also");
+    return status;
 }
 
 static saccade_status read_masks(const cli_args *args, const saccade_sizes *sizes,
@@ -202,6 +206,12 @@ static saccade_status show(const cli_args *args, const saccade_shard_plan *plan,
     void *bytes;
     size_t size;
     CLI_TRY(format_of(args->out_file, &format, err));
+    CLI_FAIL_IF(args->at_b >= sizes->s.B, SACCADE_EINVAL, "--at-b",
+                "got batch %lld, expected less than %lld", (long long)args->at_b,
+                (long long)sizes->s.B);
+    CLI_FAIL_IF(args->at_h >= sizes->s.H, SACCADE_EINVAL, "--at-h",
+                "got head %lld, expected less than %lld", (long long)args->at_h,
+                (long long)sizes->s.H);
     CLI_TRY(saccade_shard_render(plan, mask, args->at_b, args->at_h, format,
                                  (int32_t)args->columns, &bytes, &size, err));
     saccade_status status = SACCADE_OK;

@@ -124,6 +124,22 @@ saccade_status engine_fetch(engine *e, saccade_error *err)
 
 /* ---- engine ---- */
 
+/* The library's names of what an option gave. */
+static saccade_status by_option(saccade_status status, saccade_error *err)
+{
+    static const struct {
+        const char *where, *option;
+    } names[] = {
+        {"level", "--level"},       {"gradient_captures", "--grad-of"},
+        {"sinks_dtype", "--sinks"}, {"backend", "--backend"},
+        {"arch", "--arch"},
+    };
+    for (size_t i = 0; i < sizeof names / sizeof names[0] && status != SACCADE_OK; i++)
+        if (strcmp(err->where, names[i].where) == 0)
+            snprintf(err->where, sizeof err->where, "%s", names[i].option);
+    return status;
+}
+
 saccade_status engine_context(int32_t threads, const char *level, saccade_context **out,
                               saccade_error *err)
 {
@@ -131,7 +147,7 @@ saccade_status engine_context(int32_t threads, const char *level, saccade_contex
     saccade_context_options_init(&options);
     options.threads = threads;
     options.level = level;
-    return saccade_context_create(&options, out, err);
+    return by_option(saccade_context_create(&options, out, err), err);
 }
 
 static bool is(const char *backend, const char *name)
@@ -163,7 +179,7 @@ saccade_status engine_plan(const job *j, const engine_options *o, saccade_dtype 
         p.gradient_captures = o->grad_of->item;
         p.n_gradient_captures = o->grad_of->n;
     }
-    return saccade_plan_create(context, &p, out, err);
+    return by_option(saccade_plan_create(context, &p, out, err), err);
 }
 
 static saccade_status make(const job *j, const engine_options *o, engine *e, saccade_error *err)

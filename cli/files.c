@@ -215,6 +215,7 @@ saccade_status files_engine_options(const cli_args *args, engine_options *out,
     };
     CLI_TRY(code_groups_of(args->kv_dtype, args->kv_scale, &out->codes, err));
     CLI_FAIL_IF(args->kv_dtype && (args->page_size || args->d_out_file), SACCADE_EINVAL,
-                "--kv-dtype", "got it with --page-size or --grad, expected one of them");
+                "--kv-dtype", "got it with %s, expected one of them",
+                args->page_size ? "--page-size" : "--grad");
     return cli_parse_block(args->block, &out->block_q, &out->block_kv, err);
 }

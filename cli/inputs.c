@@ -320,12 +320,17 @@ saccade_status input_text(const char *where, const char *text, char **out, size_
     FILE *file;
     CLI_TRY(infile_open(text + 1, &file, err));
     char *read = malloc(TEXT_MAX + 1);
+    errno = 0;
     const size_t n = read ? fread(read, 1, TEXT_MAX, file) : 0;
-    const bool failed = ferror(file) != 0 || (n == 0 && !infile_is_regular(file));
+    const int reason = errno;
+    const bool failed = ferror(file) != 0, is_nothing = n == 0 && !infile_is_regular(file);
     fclose(file);
-    if (!read || failed) {
+    if (!read || failed || is_nothing) {
         free(read);
-        return cli_fail(err, SACCADE_EIO, text + 1, "cannot read it");
+        CLI_FAIL_IF(!read, SACCADE_ENOMEM, text + 1, "out of memory");
+        CLI_FAIL_IF(failed, SACCADE_EIO, text + 1, "cannot read it: %s", strerror(reason));
+        return cli_fail(err, SACCADE_EIO, text + 1,
+                        "cannot read it: got nothing, expected a text");
     }
     read[n] = 0;
     *out = read;

@@ -171,14 +171,29 @@ static void print_version(void)
         printf("CUDA devices: none (%s)\n", err.message);
 }
 
+static saccade_status help(int argc, char **argv, saccade_error *err)
+{
+    const cli_command *command = argc > 2 ? find(argv[2], err) : NULL;
+    if (argc > 2 && !command)
+        return SACCADE_EINVAL;
+    CLI_FAIL_IF(argc > 3, SACCADE_EINVAL, argv[1], "got '%.40s' too, expected one command",
+                argv[3]);
+    if (command)
+        cli_print_help(command, stdout);
+    else
+        print_usage(stdout);
+    return SACCADE_OK;
+}
+
 static saccade_status answer(int argc, char **argv, saccade_error *err)
 {
     if (is_one_of(argv[1], "-h", "--help", "help"))
-        print_usage(stdout);
-    else if (is_one_of(argv[1], "-V", "--version", "version"))
-        print_version();
-    else
+        return help(argc, argv, err);
+    if (!is_one_of(argv[1], "-V", "--version", "version"))
         return run(argc, argv, err);
+    CLI_FAIL_IF(argc > 2, SACCADE_EINVAL, argv[1], "got '%.40s', expected nothing after it",
+                argv[2]);
+    print_version();
     return SACCADE_OK;
 }
 

@@ -184,8 +184,11 @@ static saccade_status parse_header(header *h, saccade_error *err)
 static saccade_status load_header(FILE *file, header *h, saccade_error *err)
 {
     unsigned char fixed[12];
-    CLI_FAIL_IF(fread(fixed, 1, 10, file) != 10 || memcmp(fixed, "\x93NUMPY", 6) != 0,
-                SACCADE_EINVAL, h->path, "got no .npy file (it begins otherwise)");
+    const size_t got = fread(fixed, 1, 10, file);
+    CLI_FAIL_IF(got == 0, SACCADE_EINVAL, h->path, "got an empty file, expected a .npy file");
+    CLI_FAIL_IF(memcmp(fixed, "\x93NUMPY", got < 6 ? got : 6) != 0, SACCADE_EINVAL, h->path,
+                "got no .npy file (it begins otherwise)");
+    CLI_FAIL_IF(got < 10, SACCADE_EINVAL, h->path, "got a file that ends in its header");
     const int version = fixed[6];
     CLI_FAIL_IF(version < 1 || version > 3, SACCADE_EINVAL, h->path,
                 "got .npy version %d.%d, expected 1.0 to 3.0", version, fixed[7]);

@@ -75,6 +75,30 @@ refuse "expected plain" bench --baseline torch
 refuse "cannot write" bench --csv no/such/folder.csv
 refuse "cannot write" bench --plot no/such/folder.svg
 refuse "expected another" bench --csv table --plot table
+refuse "ending in .svg" bench --plot x.txt
+refuse "ending in .svg" ladder -o l.png
+[ ! -e l.png ] || bad "a ladder was written to l.png"
+refuse "--m: got 4" ladder --m 4
+refuse "unknown option '--kv-len'" mask --mask 'causal()' --q 8 --kv-len 4
+refuse "unknown option '--kv-len'" shard --mask 'causal()' --q 800 --kv-len 4
+refuse "--also: 1:1" shard --mask 'causal()' --q 800 --also '5:'
+refuse "--at-h: got head 5" shard --mask 'causal()' --q 800 --at-h 5
+refuse "--sinks: got i32" $run -o o.npy --sinks 'i32[H]:iota'
+refuse "--grad-of: got 'x'" explain --problem 'b1 h2 q8 d8 f32' --grad-of x
+refuse "got it with --page-size, expected one" $run -o o.npy --kv-dtype i8 --page-size 4
+refuse "got it with --grad, expected one" $run -o o.npy --kv-dtype i8 --grad q.npy
+refuse "expected auto, cpu or cuda" check --backend ref --random 1
+[ ! -s out ] || bad "check printed a heading without a row"
+refuse "expected nothing after it" -V extra
+refuse "did you mean run" help rnu
+refuse "expected one command" help run mask
+expect 0 help run; says "usage: saccade run"
+: >x.npy
+refuse "x.npy: got an empty file" run -q x.npy -k k.npy -v v.npy -o o.npy
+head -c 9 q.npy >x.npy
+refuse "x.npy: got a file that ends in its header" run -q x.npy -k k.npy -v v.npy -o o.npy
+refuse "cannot read it: got nothing" mask --mask @/dev/null --q 8
+refuse "cannot read it: " mask --mask @. --q 8
 expect 0 bench --suite compile --csv table.csv --plot table.svg; says "softcap, again"
 [ "$(wc -l <table.csv)" -eq 17 ] || bad "table.csv has not 16 rows and a header"
 grep -q '</svg>' table.svg || bad "table.svg is no picture"
@@ -184,6 +208,12 @@ refuse "cannot write" $run -o missing/o.npy
 refuse "cannot write" $run -o o.npy --lse missing/l.npy
 refuse "--mask" $run -o o.npy --mask 'q >'
 refuse "cannot write" $run -o /dev/full
+npy do.npy '1, 2, 8, 4' 64
+rm -f part.npy part.d*.npy
+refuse "cannot write" $run -o part.npy --grad do.npy --lse /dev/full
+for file in part*; do # all of them or none
+    [ ! -e "$file" ] || bad "a failure left $file"
+done
 "$saccade" $run -o /dev/stdout 2>err | cat >piped.npy # the array alone: words are elsewhere
 "$saccade" $run -o piped2.npy >out 2>err || bad "no array beside the piped one"
 cmp -s piped.npy piped2.npy || bad "a pipe got other bytes than a file"
