@@ -639,7 +639,7 @@ SACCADE_API saccade_status saccade_pages_check(const saccade_plan *plan,
                                                const saccade_forward_args *args,
                                                saccade_error *err);
 /* Bytes of workspace for runs of at most these sizes, SIZE_MAX for lengths that no run can
- * reach and for heads or dims that are not the plan's, 0 for NULL; KV: logical keys. Of ragged
+ * reach and for fewer heads or dims than the plan's, 0 for NULL; KV: logical keys. Of ragged
  * problems B is the number of sequences, Q and KV are those of the longest. */
 SACCADE_API size_t saccade_plan_workspace(const saccade_plan *plan, const saccade_sizes *sizes);
 /* Allocates, compiles and copies nothing; on CUDA it launches and does not wait. Threads change

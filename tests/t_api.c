@@ -604,8 +604,10 @@ static void errors_have_a_place(void **unused)
     s->args.bindings = NULL;
     expect(s, "bindings", "got 1 and NULL, expected");
     saccade_sizes other = sizes;
-    other.H *= 2;
+    other.H = HKV; /* fewer than every run of this plan has */
     assert_true(saccade_plan_workspace(s->plan, &other) == SIZE_MAX);
+    other.H = 2 * H;
+    assert_true(saccade_plan_workspace(s->plan, &other) < SIZE_MAX);
     assert_true(saccade_plan_workspace(NULL, &other) == 0);
     tear_down(s);
     free(s);

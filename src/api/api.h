@@ -230,8 +230,8 @@ saccade_status api_check_shard_gradients(const api_backward_call *call, saccade_
 
 /* ---- plan_api.c ---- */
 
-/* Whether heads and head dims, which runs cannot change, are the plan's. */
-int api_is_of_plan(const saccade_plan *plan, const saccade_sizes *sizes);
+/* Whether runs of at most these sizes can have the plan's heads and head dims. */
+int api_sizes_hold(const saccade_plan *plan, const saccade_sizes *sizes);
 
 /* is_part: every run computes some rows of a sequence, and on the host brings a chunk table.
  * context may be NULL. */

@@ -372,5 +372,5 @@ size_t saccade_plan_backward_workspace(const saccade_plan *plan, const saccade_s
 {
     if (!plan || !sizes || !plan->problem.gradients)
         return 0;
-    return api_is_of_plan(plan, sizes) ? plan_backward_workspace(plan, sizes, NULL) : SIZE_MAX;
+    return api_sizes_hold(plan, sizes) ? plan_backward_workspace(plan, sizes, NULL) : SIZE_MAX;
 }

@@ -88,17 +88,17 @@ void saccade_plan_destroy(saccade_plan *plan)
     plan_destroy(plan);
 }
 
-int api_is_of_plan(const saccade_plan *plan, const saccade_sizes *s)
+int api_sizes_hold(const saccade_plan *plan, const saccade_sizes *s)
 {
     const saccade_sizes *own = &plan->problem.sizes;
-    return s->H == own->H && s->Hkv == own->Hkv && s->D == own->D && s->Dv == own->Dv;
+    return s->H >= own->H && s->Hkv >= own->Hkv && s->D >= own->D && s->Dv >= own->Dv;
 }
 
 size_t saccade_plan_workspace(const saccade_plan *plan, const saccade_sizes *sizes)
 {
     if (!plan || !sizes)
         return 0;
-    return api_is_of_plan(plan, sizes) ? plan_workspace(plan, sizes) : SIZE_MAX;
+    return api_sizes_hold(plan, sizes) ? plan_workspace(plan, sizes) : SIZE_MAX;
 }
 
 saccade_status saccade_plan_prepare(const saccade_plan *plan, const saccade_block_mask *mask,

@@ -220,5 +220,5 @@ size_t saccade_plan_tangent_workspace(const saccade_plan *plan, const saccade_si
 {
     if (!plan || !sizes || !plan->problem.has_tangents)
         return 0;
-    return api_is_of_plan(plan, sizes) ? plan_tangent_workspace(plan, sizes) : SIZE_MAX;
+    return api_sizes_hold(plan, sizes) ? plan_tangent_workspace(plan, sizes) : SIZE_MAX;
 }
