@@ -124,22 +124,6 @@ saccade_status engine_fetch(engine *e, saccade_error *err)
 
 /* ---- engine ---- */
 
-/* The library's names of what an option gave. */
-static saccade_status by_option(saccade_status status, saccade_error *err)
-{
-    static const struct {
-        const char *where, *option;
-    } names[] = {
-        {"level", "--level"},       {"gradient_captures", "--grad-of"},
-        {"sinks_dtype", "--sinks"}, {"backend", "--backend"},
-        {"arch", "--arch"},
-    };
-    for (size_t i = 0; i < sizeof names / sizeof names[0] && status != SACCADE_OK; i++)
-        if (strcmp(err->where, names[i].where) == 0)
-            snprintf(err->where, sizeof err->where, "%s", names[i].option);
-    return status;
-}
-
 saccade_status engine_context(int32_t threads, const char *level, saccade_context **out,
                               saccade_error *err)
 {
@@ -147,7 +131,7 @@ saccade_status engine_context(int32_t threads, const char *level, saccade_contex
     saccade_context_options_init(&options);
     options.threads = threads;
     options.level = level;
-    return by_option(saccade_context_create(&options, out, err), err);
+    return job_by_option(saccade_context_create(&options, out, err), err);
 }
 
 static bool is(const char *backend, const char *name)
@@ -179,7 +163,7 @@ saccade_status engine_plan(const job *j, const engine_options *o, saccade_dtype 
         p.gradient_captures = o->grad_of->item;
         p.n_gradient_captures = o->grad_of->n;
     }
-    return by_option(saccade_plan_create(context, &p, out, err), err);
+    return job_by_option(saccade_plan_create(context, &p, out, err), err);
 }
 
 static saccade_status make(const job *j, const engine_options *o, engine *e, saccade_error *err)
@@ -270,7 +254,7 @@ saccade_status engine_open(const job *j, const engine_options *options, const jo
 saccade_status engine_run(engine *e, double *seconds, saccade_error *err)
 {
     const double begin = cli_seconds();
-    CLI_TRY(saccade_forward(e->plan, &e->args, err));
+    CLI_TRY(job_by_option(saccade_forward(e->plan, &e->args, err), err));
     if (e->on_device)
         CLI_TRY(saccade_device_synchronize(0, err));
     if (seconds)

@@ -8,6 +8,24 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* ---- errors ---- */
+
+saccade_status job_by_option(saccade_status status, saccade_error *err)
+{
+    static const struct {
+        const char *where, *option;
+    } names[] = {
+        {"level", "--level"},       {"gradient_captures", "--grad-of"},
+        {"sinks_dtype", "--sinks"}, {"backend", "--backend"},
+        {"arch", "--arch"},         {"weight", "--weight"},
+        {"q_offset", "--q-offset"}, {"kv_len", "--kv-len"},
+    };
+    for (size_t i = 0; i < sizeof names / sizeof names[0] && status != SACCADE_OK; i++)
+        if (strcmp(err->where, names[i].where) == 0)
+            snprintf(err->where, sizeof err->where, "%s", names[i].option);
+    return status;
+}
+
 /* ---- texts ---- */
 
 /* A place in a text is of use only with the text's name. */
@@ -254,7 +272,7 @@ saccade_status job_block_mask(const job *j, saccade_context *context, int32_t bl
     signals_release();
     if (cli_seconds() - start > 0.5)
         cli_progress(NULL);
-    return status;
+    return job_by_option(status, err);
 }
 
 /* Live keys of all rows when there is no mask. */

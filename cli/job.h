@@ -17,6 +17,9 @@ typedef struct job {
     int64_t seed;                           /* of a weight's dropout */
 } job;
 
+/* status, and in *err the option for the library's name of what it gave. */
+saccade_status job_by_option(saccade_status status, saccade_error *err);
+
 /* From --mask --score --weight --sinks --bind --q-offset --kv-len --seed. */
 saccade_status job_open(const cli_args *args, const saccade_sizes *sizes, job *out,
                         saccade_error *err);

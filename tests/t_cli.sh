@@ -83,6 +83,10 @@ refuse "unknown option '--kv-len'" mask --mask 'causal()' --q 8 --kv-len 4
 refuse "unknown option '--kv-len'" shard --mask 'causal()' --q 800 --kv-len 4
 refuse "--also: 1:1" shard --mask 'causal()' --q 800 --also '5:'
 refuse "--at-h: got head 5" shard --mask 'causal()' --q 800 --at-h 5
+refuse "--q-offset: got -2000000000" mask --mask 'causal()' --q 8 --q-offset -2000000000
+refuse "--kv-len: got 9" $run -o o.npy --kv-len 9
+refuse "--weight: got a rate of 3" explain --problem 'b1 h2 q8 d8 f32' --weight 'dropout(3)'
+refuse "--level: got 'x'" explain --problem 'b1 h2 q8 d8 f32' --level x
 refuse "--sinks: got i32" $run -o o.npy --sinks 'i32[H]:iota'
 refuse "--grad-of: got 'x'" explain --problem 'b1 h2 q8 d8 f32' --grad-of x
 refuse "got it with --page-size, expected one" $run -o o.npy --kv-dtype i8 --page-size 4
