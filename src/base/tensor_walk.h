@@ -1,5 +1,5 @@
-/* tensor_walk.h: where tensors' elements lie and how far apart, and strided tensors element by element, in
- * row-major order of their indices. */
+/* tensor_walk.h: where tensors' elements lie and how far apart, and strided tensors element by
+ * element, in row-major order of their indices. */
 #ifndef SACCADE_TENSOR_WALK_H
 #define SACCADE_TENSOR_WALK_H
 
