@@ -434,17 +434,12 @@ def test_masks_of_what_vmap_maps():
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float64))
-def test_what_goes_around_forward_mode_is_refused(dtype):
+def test_forward_mode_around_forward_mode_is_refused(dtype):
     q, k, v = given(dtype=dtype)
     f = lambda q: attend(q, k, v)  # noqa: E731
     rate = lambda f: lambda q: jvp(f, (q,), (k,))[1]  # noqa: E731
-    for take in (
-        rate(rate(f)),
-        jacfwd(jacfwd(f)),
-        grad(lambda q: rate(f)(q).sum()),
-        jacrev(jacfwd(f)),
-    ):
-        with pytest.raises(NotImplementedError, match="got one around jvp or jacfwd, expected"):
+    for take in (rate(rate(f)), jacfwd(jacfwd(f))):
+        with pytest.raises(NotImplementedError, match="inside of forward mode"):
             take(q)
 
 
