@@ -275,11 +275,14 @@ enum {
                      | SACCADE_GRADIENT_CAPTURES | SACCADE_GRADIENT_SINKS
 };
 
-/* ---- plan.c ---- */
+/* ---- plan_derive.c ---- */
 
 /* Checks a problem and derives what kernels read; mods into the plan. */
 saccade_status plan_derive(const saccade_problem *problem, saccade_plan *plan,
                            saccade_error *err);
+
+/* ---- plan.c ---- */
+
 /* A plan in memory of its own, one that could not be made whole too; NULL: nothing. */
 void plan_destroy(saccade_plan *plan);
 /* Whether some run can have these sizes: lengths up to 2^30, and 2^48 elements of Q or O, K or
@@ -299,6 +302,9 @@ size_t plan_tangent_workspace(const saccade_plan *plan, const saccade_sizes *siz
 /* The first solver of the table that applies creates the plan; EBACKEND says why none does. */
 saccade_status plan_choose(saccade_plan *plan, const plan_solver *const *solvers,
                            saccade_error *err);
+
+/* ---- plan_explain.c ---- */
+
 saccade_status plan_explain(const saccade_plan *plan, strbuf *out, saccade_error *err);
 
 /* ---- sinks.c ---- */
