@@ -33,17 +33,17 @@
 #define LEVELS_BUILT ""
 #endif
 
+/* By number, which a caller's cast may have made: see is_dtype. */
 static const struct {
-    saccade_dtype dtype;
-    size_t bytes;
     const char *name;
+    size_t bytes;
 } dtypes[] = {
-    {SACCADE_BOOL, 1, "bool"}, {SACCADE_U8, 1, "u8"},     {SACCADE_I8, 1, "i8"},
-    {SACCADE_U16, 2, "u16"},   {SACCADE_I16, 2, "i16"},   {SACCADE_U32, 4, "u32"},
-    {SACCADE_I32, 4, "i32"},   {SACCADE_U64, 8, "u64"},   {SACCADE_I64, 8, "i64"},
-    {SACCADE_F16, 2, "f16"},   {SACCADE_BF16, 2, "bf16"}, {SACCADE_F32, 4, "f32"},
-    {SACCADE_F64, 8, "f64"},   {SACCADE_E4M3, 1, "e4m3"}, {SACCADE_E5M2, 1, "e5m2"},
-    {SACCADE_I4, 1, "i4"},
+    [SACCADE_NONE] = {"none", 0}, [SACCADE_BOOL] = {"bool", 1}, [SACCADE_U8] = {"u8", 1},
+    [SACCADE_I8] = {"i8", 1},     [SACCADE_U16] = {"u16", 2},   [SACCADE_I16] = {"i16", 2},
+    [SACCADE_U32] = {"u32", 4},   [SACCADE_I32] = {"i32", 4},   [SACCADE_U64] = {"u64", 8},
+    [SACCADE_I64] = {"i64", 8},   [SACCADE_F16] = {"f16", 2},   [SACCADE_BF16] = {"bf16", 2},
+    [SACCADE_F32] = {"f32", 4},   [SACCADE_F64] = {"f64", 8},   [SACCADE_E4M3] = {"e4m3", 1},
+    [SACCADE_E5M2] = {"e5m2", 1}, [SACCADE_I4] = {"i4", 1},
 };
 
 static const struct {
@@ -87,20 +87,20 @@ const char *saccade_build(void)
     return THREADS_BUILT ", " ZYDIS_BUILT ", " PNG_BUILT ", levels portable" LEVELS_BUILT;
 }
 
+static int is_dtype(saccade_dtype dtype)
+{
+    const size_t i = (size_t)dtype;
+    return i < sizeof dtypes / sizeof dtypes[0] && dtypes[i].name;
+}
+
 const char *saccade_dtype_name(saccade_dtype dtype)
 {
-    for (size_t i = 0; i < sizeof dtypes / sizeof dtypes[0]; i++)
-        if (dtypes[i].dtype == dtype)
-            return dtypes[i].name;
-    return dtype == SACCADE_NONE ? "none" : "unknown";
+    return is_dtype(dtype) ? dtypes[dtype].name : "unknown";
 }
 
 size_t saccade_dtype_bytes(saccade_dtype dtype)
 {
-    for (size_t i = 0; i < sizeof dtypes / sizeof dtypes[0]; i++)
-        if (dtypes[i].dtype == dtype)
-            return dtypes[i].bytes;
-    return 0;
+    return is_dtype(dtype) ? dtypes[dtype].bytes : 0;
 }
 
 saccade_tensor saccade_tensor_of(void *data, saccade_dtype dtype, int32_t rank,
