@@ -12,6 +12,13 @@
 saccade_status tensor_check_place(const saccade_tensor *t, const char *name,
                                   saccade_error *err);
 
+/* How many places elements have along a dimension: one where its stride is 0, none where it is
+ * empty. */
+static inline int64_t tensor_places(const saccade_tensor *t, int32_t d)
+{
+    return t->stride[d] || !t->shape[d] ? t->shape[d] : 1;
+}
+
 /* An element: its index along each dimension, and its place counted from the first one.
  * Zeroed, it is the first element. */
 typedef struct tensor_walk {

@@ -5,6 +5,7 @@
 
 #include "base/hash.h"
 #include "base/status.h"
+#include "base/tensor_walk.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -27,7 +28,7 @@ static void hash_dimension(hash128 *hash, const saccade_tensor *t, int d, int64_
         hash_add(hash, (const char *)t->data + off * (int64_t)bytes,
                  (size_t)t->shape[d] * bytes);
     } else {
-        const int64_t n = t->stride[d] ? t->shape[d] : 1;
+        const int64_t n = tensor_places(t, d);
         for (int64_t i = 0; i < n; i++)
             hash_dimension(hash, t, d + 1, off + i * t->stride[d]);
     }

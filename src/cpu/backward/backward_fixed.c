@@ -29,7 +29,7 @@ static int64_t compact(const saccade_tensor *t, int64_t stride[SACCADE_MAX_RANK]
     int64_t n = 1;
     for (int32_t d = t->rank - 1; d >= 0; d--) {
         stride[d] = t->stride[d] ? n : 0;
-        n *= t->stride[d] ? t->shape[d] : 1;
+        n *= tensor_places(t, d);
     }
     return n;
 }

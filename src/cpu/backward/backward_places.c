@@ -7,6 +7,7 @@
 
 #include "base/convert.h"
 #include "base/parallel.h"
+#include "base/tensor_walk.h"
 #include "cpu/schedule/layout.h"
 #include "plan/gradient_sums.h"
 
@@ -60,7 +61,7 @@ static saccade_tensor widened(const saccade_tensor *t, size_t *bytes)
     wide.dtype = SACCADE_F32;
     for (int32_t d = t->rank - 1; d >= 0; d--) {
         wide.stride[d] = t->stride[d] ? n : 0;
-        n *= t->stride[d] ? t->shape[d] : 1;
+        n *= tensor_places(t, d);
     }
     *bytes = bytes64(n, sizeof(float));
     return wide;
@@ -111,10 +112,10 @@ static void copy_line(void *arg, int64_t index, int thread)
 static void copy(const saccade_tensor *from, const saccade_tensor *to, int threads)
 {
     const int32_t last = to->rank - 1;
-    copy_job job = {from, to, last >= 0 && to->stride[last] ? to->shape[last] : 1};
+    copy_job job = {from, to, last >= 0 ? tensor_places(to, last) : 1};
     int64_t lines = 1;
     for (int32_t d = 0; d < last; d++)
-        lines *= to->stride[d] ? to->shape[d] : 1;
+        lines *= tensor_places(to, d);
     par_for(lines, threads, copy_line, &job);
 }
 
