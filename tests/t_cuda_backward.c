@@ -69,7 +69,7 @@ static void tiles_fit(void **state)
                 const int *registers = f.backward.registers;
                 const int most = cu_backward_threads(&f) > 384 ? 512 : 504;
                 assert_true(f.tile.groups * registers[0] + registers[1]
-                                + f.backward.is_split * registers[2]
+                                + f.backward.has_helpers * registers[2]
                             <= most);
                 assert_true(cu_backward_shared_bytes(&f, D, E) <= cu_shared_most(90));
             }
@@ -231,7 +231,7 @@ static void check_instance(int i, saccade_dtype dtype, const char *arch, int is_
     else if (instances[i].has_tile && is_sm90) {
         assert_true(cu_backward_tile_choice(instances[i].D, instances[i].E, 0, &first));
         assert_int_equal(tiles->form.tile.groups, first.tile.groups);
-        assert_int_equal(tiles->form.backward.is_split, first.backward.is_split);
+        assert_int_equal(tiles->form.backward.has_helpers, first.backward.has_helpers);
         assert_non_null(tiles->image.code);
     }
     if (!is_sm90 || !cu_backward_is_bounded(&s, &p))

@@ -9,7 +9,7 @@ int cu_backward_tile_choice(int D, int E, int rung, cu_form *out)
 {
     enum { KEYS = 64 }; /* of a group */
     typedef struct choice {
-        int groups, stages, is_split, registers[3];
+        int groups, stages, has_helpers, registers[3];
     } choice;
     static const choice small[] = {{3, 4, 0, {144, 80, 0}}, {2, 3, 0, {200, 104, 0}}};
     static const choice wide[] = {{2, 3, 1, {208, 64, 32}}, {2, 3, 0, {216, 72, 0}}};
@@ -21,7 +21,7 @@ int cu_backward_tile_choice(int D, int E, int rung, cu_form *out)
     *out = (cu_form){
         .family = CU_SM90,
         .tile = {.groups = row->groups, .keys = row->groups * KEYS, .stages = row->stages},
-        .backward = {.rows = BWD_ROWS, .parts = 1, .is_split = row->is_split}};
+        .backward = {.rows = BWD_ROWS, .parts = 1, .has_helpers = row->has_helpers}};
     for (int i = 0; i < 3; i++)
         out->backward.registers[i] = row->registers[i];
     return 1;
@@ -31,7 +31,7 @@ int cu_backward_tile_choice(int D, int E, int rung, cu_form *out)
 int cu_backward_fit_dense(int D, int E, cu_form *form)
 {
     enum { STAGES_MOST = 3 }; /* dense reads have two places */
-    const int least = STAGES_MOST - form->backward.is_split;
+    const int least = STAGES_MOST - form->backward.has_helpers;
     form->tile.stages = STAGES_MOST;
     while (form->tile.stages > least
            && cu_backward_shared_bytes(form, D, E) > cu_shared_most(90))

@@ -10,7 +10,7 @@ int cu_backward_threads(const cu_form *f)
 {
     if (f->backward.value_stages && !f->backward.registers[0])
         return f->tile.groups * 128 + 32;
-    return f->family == CU_SM90 ? (f->tile.groups + 1 + f->backward.is_split) * 128
+    return f->family == CU_SM90 ? (f->tile.groups + 1 + f->backward.has_helpers) * 128
                                 : f->tile.groups * f->backward.parts * 32;
 }
 
@@ -23,7 +23,7 @@ static int panels(int dim)
 static int tile_shared(const cu_form *f, int columns)
 {
     const int keys = f->tile.keys, stages = f->tile.stages;
-    const int frees_early = f->backward.is_split && stages == 2;
+    const int frees_early = f->backward.has_helpers && stages == 2;
     const int stats = 2 * BWD_ROWS * 4, steps = 10 * 16;
     const int barriers = 8 * (9 + (2 + frees_early) * stages);
     const int stagings = 2 * BWD_ROWS * 64 * 4, lines = keys * 4 + 96 + 160;

@@ -84,7 +84,7 @@ DEVICE void add_part(const cu_bwd &p, int tile, int part, u32 from)
 
 /* Staged parts are written by another warp, or by this group's first thread; two may be on
  * their way. */
-#if CFG_SPLIT
+#if CFG_HELPERS
 static_assert(PANELS_D == 2, "each of two parts has a place");
 
 template <int PART>
@@ -245,13 +245,13 @@ DEVICE int take_ds(const arena &s, u32 n, int4 &step)
 /* Loads by threads of this warpgroup, where no warp of their own does them: Q by one of the
  * last warp, dO by one of the warp before it, so that the others wait half as long for them. */
 struct own_loads {
-#if !CFG_SPLIT
+#if !CFG_HELPERS
     loader l = no_loads();
 #endif
 };
 
 /* Steps that are loaded at a tile's begin: dense reads have a place less than Q. */
-enum { FIRST_STEPS = CFG_STAGES - (CFG_DENSE && !CFG_SPLIT) };
+enum { FIRST_STEPS = CFG_STAGES - (CFG_DENSE && !CFG_HELPERS) };
 
 DEVICE int own_share(void)
 {
@@ -262,7 +262,7 @@ DEVICE int own_share(void)
 DEVICE void own_begin(own_loads &own, const arena &s, const cu_bwd &p, const mod_args &mod,
                       const key_tile &t, const load_maps &maps)
 {
-#if !CFG_SPLIT
+#if !CFG_HELPERS
     if (own_share()) {
         load_begin(s, own.l, own_share(), p, t, maps);
         for (int i = 0; i < FIRST_STEPS; i++)
@@ -274,7 +274,7 @@ DEVICE void own_begin(own_loads &own, const arena &s, const cu_bwd &p, const mod
 DEVICE void own_step(own_loads &own, const arena &s, const cu_bwd &p, const mod_args &mod,
                      const key_tile &t, const int4 &step, const load_maps &maps)
 {
-#if !CFG_SPLIT
+#if !CFG_HELPERS
     if (own_share() && (FIRST_STEPS < CFG_STAGES || !(step.w & STEP_FIRST)))
         load_step(s, own.l, own_share(), p, mod, t, maps);
     __syncwarp();
@@ -338,7 +338,7 @@ DEVICE void sum_dq(const arena &s, const cu_bwd &p, const mod_args &mod, const c
         key_tile t = key_tile_at(p.f, turn);
         int4 end = sum_tile(own, n, s, p, mod, c, t, parity, maps);
         let_ds_go(s, n);
-        if (CFG_TAKES_MANY && !CFG_SPLIT)
+        if (CFG_TAKES_MANY && !CFG_HELPERS)
             named_sync(1, 128); /* none waits for this tile's K and V when others are loaded */
         n++;
         turn = end.x;
@@ -346,7 +346,7 @@ DEVICE void sum_dq(const arena &s, const cu_bwd &p, const mod_args &mod, const c
     } while (CFG_TAKES_MANY && turn < p.f.n_tiles);
 }
 
-#if CFG_SPLIT
+#if CFG_HELPERS
 /* Helpers of their own warps: loads, and dQ to global memory. */
 
 /* Nobody waits until this warp has seen dS, and the parity of a barrier tells two rounds apart,

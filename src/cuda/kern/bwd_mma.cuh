@@ -4,8 +4,8 @@
 
 enum {
     PANEL_COLUMNS = 64,
-    WIDTH_D = (CFG_D / 16 + CFG_PARTS - 1) / CFG_PARTS * 16, /* columns of a warp */
-    WIDTH_E = (CFG_E / 16 + CFG_PARTS - 1) / CFG_PARTS * 16,
+    WIDTH_D = (CFG_D / 16 + CFG_ROW_WARPS - 1) / CFG_ROW_WARPS * 16, /* columns of a warp */
+    WIDTH_E = (CFG_E / 16 + CFG_ROW_WARPS - 1) / CFG_ROW_WARPS * 16,
     TILE_PANELS_D = (CFG_D + 63) / 64,
     TILE_PANELS_E = (CFG_E + 63) / 64,
     KEPT = CFG_TM / 4 /* words of weights of 16 rows */

@@ -6,10 +6,11 @@
 
 enum {
     PANEL_COLUMNS = 32,
-    WIDTH_D = (CFG_D + 32 * CFG_PARTS - 1) / (32 * CFG_PARTS) * 32, /* columns of a warp */
-    WIDTH_E = (CFG_E + 32 * CFG_PARTS - 1) / (32 * CFG_PARTS) * 32,
-    TILE_PANELS_D = WIDTH_D * CFG_PARTS / 32,
-    TILE_PANELS_E = WIDTH_E * CFG_PARTS / 32,
+    WIDTH_D =
+        (CFG_D + 32 * CFG_ROW_WARPS - 1) / (32 * CFG_ROW_WARPS) * 32, /* columns of a warp */
+    WIDTH_E = (CFG_E + 32 * CFG_ROW_WARPS - 1) / (32 * CFG_ROW_WARPS) * 32,
+    TILE_PANELS_D = WIDTH_D * CFG_ROW_WARPS / 32,
+    TILE_PANELS_E = WIDTH_E * CFG_ROW_WARPS / 32,
     KEPT = CFG_TM / 2 /* words of weights of 16 rows */
 };
 

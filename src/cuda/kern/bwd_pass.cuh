@@ -5,7 +5,7 @@
 enum {
     STAY = 64,
     PASS = CFG_TM,
-    WARPS = 4 * CFG_PARTS,
+    WARPS = 4 * CFG_ROW_WARPS,
     THREADS = WARPS * 32,
     PANELS_D = TILE_PANELS_D,
     PANELS_E = TILE_PANELS_E,
@@ -28,12 +28,12 @@ enum {
 /* the 16 rows of this warp among those that stay, and its part of the columns */
 DEVICE int warp_row(void)
 {
-    return (int)threadIdx.x / 32 / CFG_PARTS * 16;
+    return (int)threadIdx.x / 32 / CFG_ROW_WARPS * 16;
 }
 
 DEVICE int warp_part(void)
 {
-    return (int)threadIdx.x / 32 % CFG_PARTS;
+    return (int)threadIdx.x / 32 % CFG_ROW_WARPS;
 }
 
 /* rows of two tensors of one head */

@@ -6,7 +6,7 @@
 
 /* Two stages are loaded in time only if consumers say when they are done with one; with more,
  * dS of the step after says so. */
-#define FREES_EARLY (CFG_SPLIT && CFG_STAGES == 2)
+#define FREES_EARLY (CFG_HELPERS && CFG_STAGES == 2)
 
 enum {
     KEYS = CFG_KEYS,
@@ -29,7 +29,7 @@ enum {
     ONES_BYTES = 160,           /* bwd_key_sums.cuh: eight rows of a column, and 16 bytes on */
     S_COUNT = BWD_ROWS / 2,     /* words of a fragment of 64 rows by BWD_ROWS columns */
     DQ_GROUP = CFG_WGS,
-    THREADS = (CFG_WGS + 1 + CFG_SPLIT) * 128
+    THREADS = (CFG_WGS + 1 + CFG_HELPERS) * 128
 };
 
 /* addresses of this CTA's shared memory */

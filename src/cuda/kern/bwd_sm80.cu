@@ -5,8 +5,8 @@
  * CTA has 64 queries of one head and makes dQ of them, passing by the keys.
  *
  * Either way 64 rows stay and blocks of CFG_TM rows pass, with two tensors each: K and V, Q and
- * dO. A warp holds 16 of the rows that stay, with scores in registers (mma.cuh); with CFG_PARTS
- * 2 two warps share 16 rows, and each owns half of the results' columns.
+ * dO. A warp holds 16 of the rows that stay, with scores in registers (mma.cuh); with
+ * CFG_ROW_WARPS 2 two warps share 16 rows, and each owns half of the results' columns.
  *
  * Shared memory: the tiles that stay, then [CFG_STAGES] of those that pass, then lse and delta
  * of 64 rows and of CFG_STAGES blocks. */

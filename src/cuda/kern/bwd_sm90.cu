@@ -7,7 +7,7 @@
  * warpgroup of its own (bwd_dq.cuh): it takes dS of all consumers from shared memory
  * (bwd_shared.cuh) and adds its product to dq_sum in global memory, by default as integers,
  * whose sums do not depend on their order. That warpgroup also loads (bwd_load.cuh), or with
- * CFG_SPLIT a fourth one does. Of CFG_DQ, CFG_DK and CFG_DV, what is 0 is not computed. */
+ * CFG_HELPERS a fourth one does. Of CFG_DQ, CFG_DK and CFG_DV, what is 0 is not computed. */
 #include "cfg.cuh"
 #include "ptx.cuh"
 #include "bwd.h"
@@ -487,7 +487,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         registers_shrink<CFG_REGS_DQ>();
         sum_dq(s, p, mod, reads, maps);
     }
-#if CFG_SPLIT
+#if CFG_HELPERS
     else {
         registers_shrink<CFG_REGS_HELPERS>();
         if (threadIdx.x == (DQ_GROUP + 1) * 128)

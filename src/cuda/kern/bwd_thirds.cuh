@@ -21,7 +21,7 @@ enum {
     KEPT = CFG_TM / 2 /* weights of 16 rows */
 };
 
-static_assert(CFG_D <= 64 && CFG_E <= 64 && CFG_PARTS == 1, "a warp has all columns");
+static_assert(CFG_D <= 64 && CFG_E <= 64 && CFG_ROW_WARPS == 1, "a warp has all columns");
 
 typedef float kept_word;
 

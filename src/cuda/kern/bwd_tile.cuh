@@ -129,13 +129,13 @@ DEVICE int id_of(const cu_fwd &p, const key_tile &t)
 /* The head whose keys a tile has: its own number is one of parts. */
 DEVICE int keys_head(const cu_bwd &p, const key_tile &t)
 {
-    return CFG_IN_PARTS ? t.g / p.parts : t.g;
+    return CFG_CUTS_QUERIES ? t.g / p.parts : t.g;
 }
 
 /* Parts of the rows of a query head. */
 DEVICE int row_parts(const cu_bwd &p)
 {
-    return CFG_IN_PARTS ? p.row_parts : 1;
+    return CFG_CUTS_QUERIES ? p.row_parts : 1;
 }
 
 struct query_walk {

@@ -83,10 +83,10 @@ DEVICE int rows_end(row_state &w, const cu_fwd &p, const tile &t, const float (&
 #if CFG_INVARIANT
     bad = rows_with(bad_row[0], bad_row[1]);
 #endif
-#if CFG_PARTS > 1
+#if CFG_ROW_WARPS > 1
     bad = __syncthreads_or(bad); /* one flag for all warps; good rows are made again in vain */
 #endif
-#if !CFG_INVARIANT || CFG_PARTS > 1
+#if !CFG_INVARIANT || CFG_ROW_WARPS > 1
     bad = __any_sync(~0u, bad) ? (1 << 16) - 1 : 0;
 #endif
     return bad;

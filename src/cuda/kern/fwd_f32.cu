@@ -1,7 +1,7 @@
 /* Forward attention in f32 for any GPU from sm_80 on: as fwd_sm80.cu, a tile of CFG_WGS * 16
- * rows of one head a CTA, 16 of them a warp, but with products of split operands (mma32.cuh).
- * Q stays in shared memory; blocks of K and V come through two stages by cp.async. Where O of
- * 16 rows is too wide for one warp, two share them (CFG_PARTS): each makes the scores of half
+ * rows of one head a CTA, 16 of them a warp, but with products of split operands (mma32.cuh). Q
+ * stays in shared memory; blocks of K and V come through two stages by cp.async. Where O of 16
+ * rows is too wide for one warp, two share them (CFG_ROW_WARPS): each makes the scores of half
  * the keys, reads the other's from shared memory, and owns half of O's columns.
  *
  * Shared memory: Q [panels][ROWS][32], then K, then V, [CFG_STAGES][panels][CFG_TN][32] in
@@ -20,16 +20,16 @@
 #include "copy.cuh"
 
 enum {
-    THREADS = CFG_WGS * CFG_PARTS * 32,
+    THREADS = CFG_WGS * CFG_ROW_WARPS * 32,
     ROWS = CFG_WGS * 16,
     KEYS = CFG_TN,
     Q_BYTES = (CFG_D + 31) / 32 * ROWS * 128,
     K_BYTES = (CFG_D + 31) / 32 * KEYS * 128,
     V_BYTES = CFG_E / 32 * KEYS * 128,
     S_COUNT = KEYS / 2,
-    S_OWN = S_COUNT / CFG_PARTS,
-    O_COUNT = CFG_E / CFG_PARTS / 2,
-    EXCHANGE_BYTES = CFG_PARTS > 1 ? CFG_WGS * 16 * KEYS * 4 : 0
+    S_OWN = S_COUNT / CFG_ROW_WARPS,
+    O_COUNT = CFG_E / CFG_ROW_WARPS / 2,
+    EXCHANGE_BYTES = CFG_ROW_WARPS > 1 ? CFG_WGS * 16 * KEYS * 4 : 0
 };
 
 struct source {
@@ -61,7 +61,7 @@ struct fragment {
     float o[O_COUNT];
 };
 
-#if CFG_PARTS > 1
+#if CFG_ROW_WARPS > 1
 /* The scores of 16 rows, half of which each of two warps has made. */
 DEVICE void exchange(float (&s)[S_COUNT], const float (&own)[S_OWN], u32 at)
 {
@@ -85,8 +85,8 @@ DEVICE void exchange(float (&s)[S_COUNT], const float (&own)[S_OWN], u32 at)
 /* the block's scores of this warp's rows */
 DEVICE void make_scores(float (&s)[S_COUNT], const source &x, u32 k)
 {
-    u32 q = x.q + threadIdx.x / (32 * CFG_PARTS) * 16 * 128;
-#if CFG_PARTS > 1
+    u32 q = x.q + threadIdx.x / (32 * CFG_ROW_WARPS) * 16 * 128;
+#if CFG_ROW_WARPS > 1
     float own[S_OWN];
     mma_qk<ROWS>(own, q, k + part_of_thread() * (KEYS / 2) * 128);
     exchange(s, own, x.exchange);

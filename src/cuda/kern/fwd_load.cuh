@@ -138,7 +138,7 @@ DEVICE void produce_tile(const arena &s, producer &r, const cu_fwd &p, const mod
     block_walk walk = walk_begin(p, mod, t);
     int more = walk_next(walk, p, t.kv_len);
     if (threadIdx.x == 0) {
-        if (more && !CFG_SPLIT)
+        if (more && !CFG_BY_PARTS)
             load_q(s, r, mq, row_place(t, t.row0), query_box(p, t.b, t.h));
         return;
     }
@@ -179,7 +179,7 @@ DEVICE void produce_tile(const arena &s, producer &r, const cu_fwd &p, const mod
     int more = walk_next(walk, p, t.kv_len);
     if (!more)
         return;
-    if (!CFG_SPLIT)
+    if (!CFG_BY_PARTS)
         load_q(s, r, mq, row_place(t, t.row0), query_box(p, t.b, t.h));
     load_k(s, r, mk, key_place(t, walk.block * CFG_TN), k);
     load_dense(s, r.k - 1, p, md, dense, t, walk);
@@ -213,7 +213,7 @@ DEVICE void produce(const arena &s, const cu_fwd &p, const mod_args &mod, const 
     int n = p.n_listed ? load_new(p.n_listed) : p.n_tiles;
 #endif
     while (turn < n) {
-#if CFG_SPLIT
+#if CFG_BY_PARTS
         tile t = item_at(p, turn);
 #elif CFG_RAGGED
         tile t = tile_at(p, load_new((is_first ? p.ragged.order : p.order) + turn), ROWS);
@@ -223,7 +223,7 @@ DEVICE void produce(const arena &s, const cu_fwd &p, const mod_args &mod, const 
 #endif
         turn_pass(s, turns++, t.id);
         produce_tile(s, r, p, mod, t, mq, mk, mv, md);
-        if (p.n_listed || (CFG_SPLIT && !p.counter))
+        if (p.n_listed || (CFG_BY_PARTS && !p.counter))
             turn += gridDim.x;
         else
             turn = n > gridDim.x ? atomicAdd(p.counter, 1) + gridDim.x : n;
@@ -235,7 +235,7 @@ DEVICE void produce(const arena &s, const cu_fwd &p, const mod_args &mod, const 
 /* The tile that a number handed over stands for. */
 DEVICE tile consumed_tile(const cu_fwd &p, int id)
 {
-#if CFG_SPLIT
+#if CFG_BY_PARTS
     return item_at(p, id);
 #else
     return tile_at(p, id, ROWS);

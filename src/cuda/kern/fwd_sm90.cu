@@ -131,7 +131,7 @@ DEVICE void first_block(const arena &sm, u32 n, u32 tiles, consumer &c, const cu
                         float (&s)[S_COUNT], u32 (&prob)[S_COUNT / 2])
 {
     float unused[2];
-    if (!CFG_SPLIT)
+    if (!CFG_BY_PARTS)
         barrier_wait(sm.q_full, tiles & 1);
     await(sm.k_full, n);
     wgmma_fence();
@@ -192,7 +192,7 @@ DEVICE void last_product(const arena &sm, const consumer &c, u32 n, int wg, floa
 DEVICE void place_consumed(const arena &sm, consumer &c, const cu_fwd &p, const mod_args &mod,
                            const tile &t, int wg)
 {
-#if CFG_SPLIT
+#if CFG_BY_PARTS
     item_rows_place(c.at, p, mod, t);
     named_sync(8 + wg, 128); /* all warps are done with the Q before */
     item_load_q(sm.q, p, t);
@@ -221,7 +221,7 @@ DEVICE void consume_tile(const arena &sm, progress &done, const cu_fwd &p, const
     for (int i = 0; i < O_COUNT; i++)
         o[i] = 0.f;
     block_walk walk = walk_begin(p, mod, begin);
-#if CFG_PART_KEYS && !CFG_SPLIT
+#if CFG_PART_KEYS && !CFG_BY_PARTS
     int more = walk_next(walk, p, c.at.kv_len), parts = 0;
     while (more) {
         int past = (walk.block / PART_BLOCKS + 1) * PART_BLOCKS;
@@ -249,7 +249,7 @@ DEVICE void consume_tile(const arena &sm, progress &done, const cu_fwd &p, const
      * some of its own. The statement hides from the compiler that id has not changed. */
     asm volatile("" : "+r"(id));
     tile end = consumed_tile(p, id);
-#if CFG_SPLIT
+#if CFG_BY_PARTS
     part_end(c.rows);
     part_store(p, end, c.rows, o);
 #else
@@ -301,6 +301,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
 }
 
-#if CFG_SPLIT
+#if CFG_BY_PARTS
 #include "join_parts.cuh"
 #endif

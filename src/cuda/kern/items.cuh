@@ -1,6 +1,6 @@
-/* Items (CFG_SPLIT): 64 packed rows of the query heads that share a KV head, head by head, over
- * one part of the keys. A part is CFG_PART_KEYS keys from a multiple of them on, whatever the
- * run, and starts from nothing, as tiles of many rows do at the same keys (parts.cuh). */
+/* Items (CFG_BY_PARTS): 64 packed rows of the query heads that share a KV head, head by head,
+ * over one part of the keys. A part is CFG_PART_KEYS keys from a multiple of them on, whatever
+ * the run, and starts from nothing, as tiles of many rows do at the same keys (parts.cuh). */
 #pragma once
 
 #include "shared.cuh"

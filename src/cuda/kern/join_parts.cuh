@@ -1,5 +1,5 @@
-/* The kernel that joins the parts of few rows (CFG_SPLIT), each row's in their order, and gives
- * it the bits that it would have among many. */
+/* The kernel that joins the parts of few rows (CFG_BY_PARTS), each row's in their order, and
+ * gives it the bits that it would have among many. */
 #pragma once
 
 #include "careful.cuh"

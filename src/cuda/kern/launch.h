@@ -161,8 +161,8 @@ typedef struct cu_fwd {
     int tile_groups; /* groups of 16 rows in a tile */
     int *counter;    /* 0 at the start: how many tiles were drawn after each CTA's first */
     /* For decode.cu. A span that the shares of several CTAs cut into parts has a slot for each
-     * part's result, which is not normalised. With CFG_SPLIT n_split parts of keys have slots
-     * of decode.rows rows; with CFG_PART_KEYS alone part_o holds what CTAs put by. */
+     * part's result, which is not normalised. With CFG_BY_PARTS n_split parts of keys have
+     * slots of decode.rows rows; with CFG_PART_KEYS alone part_o holds what CTAs put by. */
     int n_split;    /* CTAs that share the keys */
     float *part_o;  /* [slot][16][E] */
     float *part_ml; /* [slot][16][4] row offset (log2 units), sum, maximum */

@@ -1,7 +1,7 @@
 /* Keys in parts that hang on nothing but where keys stand (CFG_PART_KEYS): each part of a row
  * starts from nothing, and parts are joined in their order, by one formula. A CTA that has many
  * rows walks its parts one after another and puts what it has by, in memory that stays in L2;
- * few rows (CFG_SPLIT) leave their parts to `join_parts`. */
+ * few rows (CFG_BY_PARTS) leave their parts to `join_parts`. */
 #pragma once
 
 #include "epilogue.cuh"
@@ -46,7 +46,7 @@ DEVICE void part_end(row_state &t)
     }
 }
 
-#if CFG_SPLIT
+#if CFG_BY_PARTS
 /* Leaves the part to join_parts. */
 DEVICE void part_store(const cu_fwd &p, const tile &t, const row_state &w,
                        const float (&o)[O_COUNT])

@@ -16,7 +16,7 @@ struct tile {
 #if CFG_RAGGED
     int q_first, q_len, kv_first; /* of the sequence: where it lies, and its rows */
 #endif
-#if CFG_SPLIT
+#if CFG_BY_PARTS
     int part; /* of the keys: items.cuh */
 #endif
 };
@@ -93,7 +93,7 @@ DEVICE tile tile_of(const cu_fwd &p, int turn, int rows)
     return tile_at(p, p.order ? __ldg(p.order + turn) : turn, rows);
 }
 
-#if CFG_RAGGED || CFG_SMALL || CFG_SPLIT
+#if CFG_RAGGED || CFG_SMALL || CFG_BY_PARTS
 /* Keys [from, past) of a tile may be live, those of [all_from, all_past) are so in every row:
  * by the limits of the first and the last row, where no row between them has others. */
 struct tile_keys {
@@ -205,14 +205,14 @@ DEVICE int group_of_thread(void)
 #if CFG_SMALL
     return threadIdx.x / 32 & 3;
 #else
-    return ((int)threadIdx.x / 32 - CFG_FIRST_WARP) / CFG_PARTS;
+    return ((int)threadIdx.x / 32 - CFG_FIRST_WARP) / CFG_ROW_WARPS;
 #endif
 }
 
 /* The part of O's columns that this thread's warp owns. */
 DEVICE int part_of_thread(void)
 {
-    return (int)threadIdx.x / 32 % CFG_PARTS;
+    return (int)threadIdx.x / 32 % CFG_ROW_WARPS;
 }
 
 /* The first of this thread's two rows, counted from the tile's first. */

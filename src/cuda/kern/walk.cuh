@@ -3,7 +3,7 @@
 #pragma once
 
 #include "tile.cuh"
-#if CFG_SPLIT
+#if CFG_BY_PARTS
 #include "items.cuh"
 #endif
 
@@ -43,14 +43,14 @@ DEVICE int walk_step(const cu_fwd &p, const mod_args &mod, const tile &t)
 #endif
 }
 
-#if CFG_RAGGED || CFG_SPLIT
+#if CFG_RAGGED || CFG_BY_PARTS
 /* Limits are found here, not by a block mask: lengths are known here alone, or rows of several
  * heads share the tile. `run` and `end` are the first block that needs no mask and the one past
  * the last. */
 DEVICE block_walk walk_begin(const cu_fwd &p, const mod_args &mod, const tile &t)
 {
     block_walk w;
-#if CFG_SPLIT
+#if CFG_BY_PARTS
     tile_keys k = item_keys(p, mod, t);
 #else
     tile_keys k = keys_of(p, mod, t, CFG_TILE_ROWS);

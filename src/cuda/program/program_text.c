@@ -75,9 +75,9 @@ static void put_config(const cu_state *s, const plan_problem *p, const cu_progra
                        const cu_form *form, strbuf *out)
 {
     const int is_f32 = p->dtype == SACCADE_F32, groups = form->tile.groups;
-    const int is_split = kind->operation == CU_OP_PARTS;
+    const int is_by_parts = kind->operation == CU_OP_PARTS;
     const int has_producer =
-        (kind->operation == CU_OP_FORWARD || is_split) && form->family == CU_SM90;
+        (kind->operation == CU_OP_FORWARD || is_by_parts) && form->family == CU_SM90;
     const int gathers =
         has_producer && !kind->has_one_piece && p->page > 0
         && cu_gathers(0, &form->tile, cu_keys_in_both(p->page, form->tile.keys));
@@ -95,7 +95,7 @@ static void put_config(const cu_state *s, const plan_problem *p, const cu_progra
         {"D_REAL", (int)p->sizes.D},
         {"E_REAL", (int)p->sizes.Dv},
         {"WGS", groups},
-        {"PARTS", parts},
+        {"ROW_WARPS", parts},
         {"TN", form->tile.keys},
         {"STAGES", form->tile.stages},
         {"PINGPONG", form->tile.is_pingpong},
@@ -103,7 +103,7 @@ static void put_config(const cu_state *s, const plan_problem *p, const cu_progra
         {"ROWMAX", kind->has_maxima},
         {"PACKED", kind->is_packed},
         {"INVARIANT", p->is_invariant},
-        {"SPLIT", is_split},
+        {"BY_PARTS", is_by_parts},
         {"PART_KEYS", has_producer && p->is_invariant == SACCADE_INVARIANT
                           ? cu_part_keys(&form->tile, s->part_dim)
                           : 0},
@@ -126,11 +126,11 @@ static void put_config(const cu_state *s, const plan_problem *p, const cu_progra
         {"TEAMS", is_small ? form->teams : 1},
         {"AHEAD", is_small && form->teams == 2},
         {"QS", is_small ? cu_small_buffers(cu_padded(p->sizes.D), E) : 1},
-        {"LIMITS", ((has_producer && !is_split) || is_small) && !p->is_ragged},
+        {"LIMITS", ((has_producer && !is_by_parts) || is_small) && !p->is_ragged},
         {"Q_SHARED", cu_is_q_shared((int)p->sizes.D, (int)p->sizes.Dv)},
         {"SCALE_FIRST", p->scale <= 0 && s->facts.score != CU_SCORE_GENERAL},
         {"DENSE", form->dense_bytes > 0},
-        {"SHARES", ((has_producer && !is_split) || is_small) && cu_has_shares(&s->facts)},
+        {"SHARES", ((has_producer && !is_by_parts) || is_small) && cu_has_shares(&s->facts)},
         {"REGS_PRODUCER", regs.producer},
         {"REGS_CONSUMER", regs.consumer},
         {"FIRST_WARP", has_producer ? 4 : 0},

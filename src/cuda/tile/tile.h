@@ -38,7 +38,7 @@ typedef struct cu_backward_tile {
     int stay;         /* sm_90a, two kernels: queries of a CTA of the second */
     int ctas[2];      /* and CTAs of each to a multiprocessor */
     int passes;       /* sm_90a: groups of a tile of keys without a live one pass its steps */
-    int is_split;     /* sm_90a: loads and sums into global memory by warps of their own */
+    int has_helpers;  /* sm_90a: loads and sums into global memory by warps of their own */
     int registers[3]; /* sm_90a: a thread of the consumers, of dQ's group, of those warps */
 } cu_backward_tile;
 
