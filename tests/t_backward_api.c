@@ -401,6 +401,8 @@ static void one_place(const char *backend)
         b.d_q = &one.dq, b.d_k = &one.dk, b.d_v = &dv;
         b.accumulate = 0;
         refused(plan, &b, "d_v");
+        size_t bytes; /* who asks for a size need not have the memory yet */
+        assert_int_equal(saccade_backward_workspace(plan, &b, &bytes, &err), 0);
         b.accumulate = SACCADE_GRADIENT_V;
         refused(plan, &b, "d_v");
         b.accumulate = SACCADE_GRADIENT_K | SACCADE_GRADIENT_V;

@@ -45,19 +45,21 @@ saccade_status api_read_positions(const saccade_positions *positions,
 
 /* ---- overlap.c: outputs and what else lies where they do ---- */
 
-typedef struct api_output {
+typedef struct api_place {
     const saccade_tensor *tensor; /* or NULL */
     const char *name;
     uint32_t bit; /* SACCADE_GRADIENT_*; 0: of no gradient */
-} api_output;
-/* EINVAL where two outputs that are not both among `added` surely have an element in one place:
- * always found where their strides are the same, or their data. */
-saccade_status api_check_apart(const api_output *outputs, int32_t n, uint32_t added,
-                               saccade_error *err);
-/* EINVAL where an output has the data of this input (NULL: none). */
-saccade_status api_check_not_input(const api_output *outputs, int32_t n,
-                                   const saccade_tensor *input, const char *name,
-                                   saccade_error *err);
+} api_place;
+typedef struct api_places {
+    const api_place *outputs, *inputs;
+    int32_t n_outputs, n_inputs, n_bindings;
+    uint32_t added;                  /* gradients that are added to what their tensors hold */
+    const saccade_binding *bindings; /* inputs too */
+} api_places;
+/* EINVAL where an output has the data of an input, or where two outputs that are not both added
+ * surely have an element in one place: always found where their strides are the same, or their
+ * data. */
+saccade_status api_check_places(const api_places *places, saccade_error *err);
 
 /* ---- run_check.c: what all runs of a plan take ---- */
 
@@ -204,6 +206,10 @@ saccade_status api_start_backward(const saccade_plan *plan, const saccade_backwa
 saccade_status api_read_gradients(const saccade_plan *plan, const saccade_backward_args *args,
                                   int64_t rows, plan_run *run, saccade_tensor *captures,
                                   plan_gradients *out, saccade_error *err);
+/* api_check_places of gradients, of which one that is written would lose the other. Of runs
+ * alone: who asks for a workspace may have no memory yet, and names any. */
+saccade_status api_check_gradients_apart(const saccade_backward_args *args, const plan_run *run,
+                                         saccade_error *err);
 /* When nothing is refused any more: gradients of captures that no score is left to read. */
 void api_clear_unread(const saccade_plan *plan, const saccade_backward_args *args);
 

@@ -180,35 +180,35 @@ static saccade_status check_sinks(const saccade_plan *plan, const saccade_backwa
 
 /* ---- places ---- */
 
-/* Gradients, of which one that is written would lose the other, and inputs. */
-static saccade_status check_apart(const saccade_backward_args *a, const plan_run *run,
-                                  saccade_error *err)
+saccade_status api_check_gradients_apart(const saccade_backward_args *a, const plan_run *run,
+                                         saccade_error *err)
 {
     enum { OTHERS = 4 };
-    api_output outputs[OTHERS + MOD_MAX_CAPTURES] = {
+    api_place outputs[OTHERS + MOD_MAX_CAPTURES] = {
         {run->q ? a->d_q : NULL, "d_q", SACCADE_GRADIENT_Q},
         {run->k ? a->d_k : NULL, "d_k", SACCADE_GRADIENT_K},
         {run->k ? a->d_v : NULL, "d_v", SACCADE_GRADIENT_V},
         {a->d_sinks, "d_sinks", SACCADE_GRADIENT_SINKS},
     };
-    const api_output inputs[] = {{run->q, "q", 0},
-                                 {run->k, "k", 0},
-                                 {run->v, "v", 0},
-                                 {run->q ? a->out : NULL, "out", 0},
-                                 {run->q ? a->lse : NULL, "lse", 0},
-                                 {run->q ? a->d_out : NULL, "d_out", 0},
-                                 {run->q ? a->d_lse : NULL, "d_lse", 0},
-                                 {a->sinks, "sinks", 0}};
-    const int32_t n = OTHERS + a->n_d_captures;
+    const api_place inputs[] = {{run->q, "q", 0},
+                                {run->k, "k", 0},
+                                {run->v, "v", 0},
+                                {run->q ? a->out : NULL, "out", 0},
+                                {run->q ? a->lse : NULL, "lse", 0},
+                                {run->q ? a->d_out : NULL, "d_out", 0},
+                                {run->q ? a->d_lse : NULL, "d_lse", 0},
+                                {a->sinks, "sinks", 0}};
     for (int32_t i = 0; i < a->n_d_captures; i++)
-        outputs[OTHERS + i] = (api_output){&a->d_captures[i].tensor, a->d_captures[i].name,
-                                           SACCADE_GRADIENT_CAPTURES};
-    TRY(api_check_apart(outputs, n, a->accumulate, err));
-    for (size_t i = 0; i < sizeof inputs / sizeof inputs[0]; i++)
-        TRY(api_check_not_input(outputs, n, inputs[i].tensor, inputs[i].name, err));
-    for (int32_t i = 0; i < a->n_bindings; i++)
-        TRY(api_check_not_input(outputs, n, &a->bindings[i].tensor, a->bindings[i].name, err));
-    return SACCADE_OK;
+        outputs[OTHERS + i] = (api_place){&a->d_captures[i].tensor, a->d_captures[i].name,
+                                          SACCADE_GRADIENT_CAPTURES};
+    return api_check_places(&(api_places){.outputs = outputs,
+                                          .inputs = inputs,
+                                          .n_outputs = OTHERS + a->n_d_captures,
+                                          .n_inputs = sizeof inputs / sizeof inputs[0],
+                                          .n_bindings = a->n_bindings,
+                                          .added = a->accumulate,
+                                          .bindings = a->bindings},
+                            err);
 }
 
 /* ---- the run ---- */
@@ -235,7 +235,6 @@ saccade_status api_read_gradients(const saccade_plan *plan, const saccade_backwa
     }
     TRY(read_captures(plan, a, run, captures, err));
     TRY(check_sinks(plan, a, err));
-    TRY(check_apart(a, run, err));
     run->out = a->out;
     run->lse = a->lse;
     *out = (plan_gradients){.d_out = a->d_out,
@@ -349,6 +348,7 @@ saccade_status saccade_backward(const saccade_plan *plan, const saccade_backward
 {
     api_backward_call call;
     TRY(read_call(plan, args, &call, err));
+    TRY(api_check_gradients_apart(&call.args, &call.run, err));
     call.gradients.is_least = 1;
     TRY(api_read_workspace(&call.in,
                            plan_backward_workspace(plan, &call.run.sizes, &call.gradients),

@@ -59,6 +59,7 @@ static saccade_status backward(saccade_dist *d, const saccade_backward_args *arg
 {
     api_backward_call call;
     TRY(read_call(d, args, &call, err));
+    TRY(api_check_gradients_apart(&call.args, &call.run, err));
     TRY(api_read_workspace(&call.in, workspace_of(d, &call), &call.run, err));
     api_clear_unread(d->plan, &call.args);
     if (d->stages)

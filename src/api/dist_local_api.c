@@ -95,6 +95,7 @@ saccade_status saccade_dist_backward_local(saccade_dist *dist,
 {
     api_backward_call call;
     TRY(read_backward(dist, args, &call, err));
+    TRY(api_check_gradients_apart(&call.args, &call.run, err));
     TRY(api_read_workspace(&call.in, backward_bytes(dist, &call), &call.run, err));
     api_clear_unread(dist->plan, &call.args);
     return dist_backward_local(dist, &call.run, &call.gradients, err);

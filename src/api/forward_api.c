@@ -3,18 +3,19 @@
 
 static saccade_status check_places(const saccade_forward_args *a, saccade_error *err)
 {
-    const api_output outputs[] = {{a->out, "out", 0},
-                                  {a->lse, "lse", 0},
-                                  {a->row_max, "row_max", 0},
-                                  {a->head_max, "head_max", 0}};
-    const int32_t n = (int32_t)(sizeof outputs / sizeof outputs[0]);
-    TRY(api_check_apart(outputs, n, 0, err));
-    TRY(api_check_not_input(outputs, n, a->q, "q", err));
-    TRY(api_check_not_input(outputs, n, a->k, "k", err));
-    TRY(api_check_not_input(outputs, n, a->v, "v", err));
-    for (int32_t i = 0; i < a->n_bindings; i++)
-        TRY(api_check_not_input(outputs, n, &a->bindings[i].tensor, a->bindings[i].name, err));
-    return api_check_not_input(outputs, n, a->sinks, "sinks", err);
+    const api_place outputs[] = {{a->out, "out", 0},
+                                 {a->lse, "lse", 0},
+                                 {a->row_max, "row_max", 0},
+                                 {a->head_max, "head_max", 0}};
+    const api_place inputs[] = {
+        {a->q, "q", 0}, {a->k, "k", 0}, {a->v, "v", 0}, {a->sinks, "sinks", 0}};
+    return api_check_places(&(api_places){.outputs = outputs,
+                                          .inputs = inputs,
+                                          .n_outputs = sizeof outputs / sizeof outputs[0],
+                                          .n_inputs = sizeof inputs / sizeof inputs[0],
+                                          .n_bindings = a->n_bindings,
+                                          .bindings = a->bindings},
+                            err);
 }
 
 saccade_status api_check_outputs(const saccade_plan *plan, const saccade_forward_args *a,

@@ -4,6 +4,8 @@
  * strides that finds all; where they differ, an overlap may pass. */
 #include "api/api.h"
 
+#include "base/tensor_walk.h"
+
 #include <stdlib.h>
 
 /* One dimension of either: bytes between its elements, and how many of them one tensor's may
@@ -72,12 +74,7 @@ static int has_data(const saccade_tensor *t)
 
 static int is_there(const saccade_tensor *t)
 {
-    if (!has_data(t))
-        return 0;
-    for (int32_t d = 0; d < t->rank; d++)
-        if (t->shape[d] < 1)
-            return 0;
-    return 1;
+    return has_data(t) && !tensor_is_empty(t);
 }
 
 /* Bytes from the first to past the last. */
@@ -105,28 +102,38 @@ static int overlap(const saccade_tensor *a, const saccade_tensor *b)
     return can_meet(&list, 0, (int64_t)((uintptr_t)b->data - (uintptr_t)a->data));
 }
 
-saccade_status api_check_apart(const api_output *outputs, int32_t n, uint32_t added,
-                               saccade_error *err)
+static saccade_status check_outputs(const api_places *x, saccade_error *err)
 {
-    for (int32_t i = 0; i < n; i++)
-        for (int32_t j = 0; j < i; j++)
-            FAIL_AT(!(outputs[i].bit & added && outputs[j].bit & added)
-                        && overlap(outputs[j].tensor, outputs[i].tensor),
-                    SACCADE_EINVAL, outputs[i].name, 0, 0,
+    for (int32_t i = 0; i < x->n_outputs; i++)
+        for (int32_t j = 0; j < i; j++) {
+            const api_place *a = &x->outputs[j], *b = &x->outputs[i];
+            FAIL_AT(!(a->bit & x->added && b->bit & x->added) && overlap(a->tensor, b->tensor),
+                    SACCADE_EINVAL, b->name, 0, 0,
                     "got elements that lie in those of %.60s, expected memory of its own%s",
-                    outputs[j].name,
-                    outputs[i].bit && outputs[j].bit ? ", or both in accumulate" : "");
+                    a->name, a->bit && b->bit ? ", or both in accumulate" : "");
+        }
     return SACCADE_OK;
 }
 
-saccade_status api_check_not_input(const api_output *outputs, int32_t n,
-                                   const saccade_tensor *input, const char *name,
-                                   saccade_error *err)
+static saccade_status check_input(const api_places *x, const saccade_tensor *input,
+                                  const char *name, saccade_error *err)
 {
-    for (int32_t i = 0; i < n && has_data(input); i++)
-        FAIL_AT(has_data(outputs[i].tensor) && outputs[i].tensor->data == input->data,
-                SACCADE_EINVAL, outputs[i].name, 0, 0,
+    for (int32_t i = 0; i < x->n_outputs && has_data(input); i++) {
+        const api_place *to = &x->outputs[i];
+        FAIL_AT(has_data(to->tensor) && to->tensor->data == input->data, SACCADE_EINVAL,
+                to->name, 0, 0,
                 "got the data of %.60s, expected memory of its own: no output lies in an input",
                 name);
+    }
+    return SACCADE_OK;
+}
+
+saccade_status api_check_places(const api_places *places, saccade_error *err)
+{
+    TRY(check_outputs(places, err));
+    for (int32_t i = 0; i < places->n_inputs; i++)
+        TRY(check_input(places, places->inputs[i].tensor, places->inputs[i].name, err));
+    for (int32_t i = 0; i < places->n_bindings; i++)
+        TRY(check_input(places, &places->bindings[i].tensor, places->bindings[i].name, err));
     return SACCADE_OK;
 }

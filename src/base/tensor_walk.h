@@ -12,6 +12,14 @@
 saccade_status tensor_check_place(const saccade_tensor *t, const char *name,
                                   saccade_error *err);
 
+static inline int tensor_is_empty(const saccade_tensor *t)
+{
+    for (int32_t d = 0; d < t->rank; d++)
+        if (t->shape[d] < 1)
+            return 1;
+    return 0;
+}
+
 /* How many places elements have along a dimension: one where its stride is 0, none where it is
  * empty. */
 static inline int64_t tensor_places(const saccade_tensor *t, int32_t d)

@@ -129,14 +129,6 @@ static saccade_status scan_values(const char *name, const saccade_tensor *t, sac
 
 /* ---- one capture ---- */
 
-static bool is_loaded(const mod_fn *fn, uint32_t capture)
-{
-    for (uint32_t i = 0; i < fn->n_nodes; i++)
-        if (fn->nodes[i].op == OP_LOAD && fn->nodes[i].imm.i == (int32_t)capture)
-            return true;
-    return false;
-}
-
 static saccade_status check_dtype(const mod_capture *c, const saccade_tensor *t,
                                   saccade_error *err)
 {
@@ -188,7 +180,7 @@ static saccade_status check_shape(const mod_fn *fn, uint32_t capture, const sacc
         BAD(t->shape[d] > INT32_MAX,
             "shape: got %" PRId64 " in dimension %d, expected at most 2147483647", t->shape[d],
             d);
-        BAD(t->shape[d] == 0 && is_loaded(fn, capture),
+        BAD(t->shape[d] == 0 && mod_loads(fn, capture),
             "shape: got 0 in dimension %d, which is indexed, expected >= 1", d);
         if (t->shape[d] == 0)
             *has_elements = false;

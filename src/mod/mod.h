@@ -73,6 +73,15 @@ typedef struct mod_fn {
     uint32_t result;
 } mod_fn;
 
+/* Whether a capture's elements are read: a text may only name it. */
+static inline int mod_loads(const mod_fn *fn, uint32_t capture)
+{
+    for (uint32_t i = 0; i < fn->n_nodes; i++)
+        if (fn->nodes[i].op == OP_LOAD && fn->nodes[i].imm.i == (int32_t)capture)
+            return 1;
+    return 0;
+}
+
 /* The facts of one line of ops.def. */
 typedef struct mod_op_info {
     const char *name;      /* "iadd" */

@@ -3,6 +3,7 @@
  * becomes a list of rules with the places of their operands, and tables over the captured
  * tensors answer loads. A proof is one walk over that list; a second proof with the same
  * scratch (pass_prove_next) walks only what depends on a variable whose range has changed. */
+#include "base/tensor_walk.h"
 #include "pass/minmax.h"
 #include "pass/range_rules.h"
 
@@ -42,23 +43,7 @@ struct pass_prover {
 
 /* ---- making ---- */
 
-/* Whether the mask loads a capture: dead code may name one that is empty. */
-static int is_loaded(const mod_fn *fn, uint32_t capture)
-{
-    for (uint32_t i = 0; i < fn->n_nodes; i++)
-        if (fn->nodes[i].op == OP_LOAD && fn->nodes[i].imm.i == (int32_t)capture)
-            return 1;
-    return 0;
-}
-
-static int is_empty(const saccade_tensor *t)
-{
-    for (int32_t d = 0; d < t->rank; d++)
-        if (t->shape[d] == 0)
-            return 1;
-    return 0;
-}
-
+/* Dead code may name a capture that is empty. */
 static saccade_status make_tables(const mod_fn *fn, const eval_env *env, pass_prover *p,
                                   saccade_error *err)
 {
@@ -68,7 +53,7 @@ static saccade_status make_tables(const mod_fn *fn, const eval_env *env, pass_pr
     for (uint32_t i = 0; env && env->tensors && i < fn->n_captures; i++) {
         const saccade_tensor *t = &env->tensors[i];
         if (fn->captures[i].rank == 0 || !t->data || t->device.kind != SACCADE_CPU
-            || is_empty(t) || !is_loaded(fn, i))
+            || tensor_is_empty(t) || !mod_loads(fn, i))
             continue;
         TRY(minmax_create(&fn->captures[i], t, &p->tables[i], err));
     }
@@ -202,8 +187,7 @@ static pass_verdict walk(const pass_prover *p, const pass_box *box, unsigned cha
         if (p->steps[i].deps & changed)
             run_step(p, &p->steps[i], box, s, &s->values[p->steps[i].out]);
     s->box = *box;
-    const range_val *r = operand(p, s, p->result);
-    return !r->can_true ? PASS_NEVER : !r->can_false ? PASS_ALWAYS : PASS_UNKNOWN;
+    return range_verdict(operand(p, s, p->result));
 }
 
 pass_verdict pass_prove(const pass_prover *prover, const pass_box *box, void *scratch)

@@ -206,6 +206,5 @@ pass_verdict pass_cover(const mod_fn *mask, const eval_env *env, const pass_box 
     range_val *values = scratch;
     memset(values, 0, pass_cover_bytes(mask->n_nodes));
     walk(mask, env, box, NULL, values);
-    const range_val *r = &values[mask->result];
-    return !r->can_true ? PASS_NEVER : !r->can_false ? PASS_ALWAYS : PASS_UNKNOWN;
+    return range_verdict(&values[mask->result]);
 }

@@ -20,6 +20,12 @@ typedef struct range_val {
     uint8_t may_nan, can_false, can_true;
 } range_val;
 
+/* Of a bool. */
+static inline pass_verdict range_verdict(const range_val *x)
+{
+    return !x->can_true ? PASS_NEVER : !x->can_false ? PASS_ALWAYS : PASS_UNKNOWN;
+}
+
 /* Operands that the operation lacks are NULL. */
 typedef void (*range_rule)(const pass_box *box, const range_val *x, const range_val *y,
                            const range_val *z, range_val *out);
