@@ -108,6 +108,9 @@ bool cli_parse_real(const char *text, double *out);
 /* "128" or "128x64"; NULL gives 128x128. */
 saccade_status cli_parse_block(const char *text, int32_t *block_q, int32_t *block_kv,
                                saccade_error *err);
+/* Whether --at-b and --at-h are within these sizes. */
+saccade_status cli_check_at(const cli_args *args, const saccade_sizes *sizes,
+                            saccade_error *err);
 /* "f32", "f16", "bf16" (and f64 when wide). NULL gives `otherwise`. */
 saccade_status cli_parse_dtype(const char *text, saccade_dtype otherwise, saccade_dtype *out,
                                saccade_error *err);

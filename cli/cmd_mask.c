@@ -76,12 +76,7 @@ static saccade_status show(const cli_args *args, const job *j, saccade_context *
     void *bytes;
     size_t size;
     CLI_TRY(cli_parse_block(args->block, &block_q, &block_kv, err));
-    CLI_FAIL_IF(args->at_b >= j->sizes.B, SACCADE_EINVAL, "--at-b",
-                "got batch %lld, expected less than %lld", (long long)args->at_b,
-                (long long)j->sizes.B);
-    CLI_FAIL_IF(args->at_h >= j->sizes.H, SACCADE_EINVAL, "--at-h",
-                "got head %lld, expected less than %lld", (long long)args->at_h,
-                (long long)j->sizes.H);
+    CLI_TRY(cli_check_at(args, &j->sizes, err));
     CLI_TRY(job_block_mask(j, context, block_q, block_kv, &mask, err));
     saccade_block_mask_stats_init(&stats);
     saccade_status status = saccade_block_mask_get_stats(mask, &stats, err);

@@ -206,12 +206,7 @@ static saccade_status show(const cli_args *args, const saccade_shard_plan *plan,
     void *bytes;
     size_t size;
     CLI_TRY(format_of(args->out_file, &format, err));
-    CLI_FAIL_IF(args->at_b >= sizes->s.B, SACCADE_EINVAL, "--at-b",
-                "got batch %lld, expected less than %lld", (long long)args->at_b,
-                (long long)sizes->s.B);
-    CLI_FAIL_IF(args->at_h >= sizes->s.H, SACCADE_EINVAL, "--at-h",
-                "got head %lld, expected less than %lld", (long long)args->at_h,
-                (long long)sizes->s.H);
+    CLI_TRY(cli_check_at(args, &sizes->s, err));
     CLI_TRY(saccade_shard_render(plan, mask, args->at_b, args->at_h, format,
                                  (int32_t)args->columns, &bytes, &size, err));
     saccade_status status = SACCADE_OK;

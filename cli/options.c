@@ -307,6 +307,18 @@ saccade_status cli_parse_block(const char *text, int32_t *block_q, int32_t *bloc
     return SACCADE_OK;
 }
 
+saccade_status cli_check_at(const cli_args *args, const saccade_sizes *sizes,
+                            saccade_error *err)
+{
+    CLI_FAIL_IF(args->at_b >= sizes->B, SACCADE_EINVAL, "--at-b",
+                "got batch %lld, expected less than %lld", (long long)args->at_b,
+                (long long)sizes->B);
+    CLI_FAIL_IF(args->at_h >= sizes->H, SACCADE_EINVAL, "--at-h",
+                "got head %lld, expected less than %lld", (long long)args->at_h,
+                (long long)sizes->H);
+    return SACCADE_OK;
+}
+
 saccade_status cli_parse_dtype(const char *text, saccade_dtype otherwise, saccade_dtype *out,
                                saccade_error *err)
 {

@@ -266,7 +266,7 @@ def _over_ranks(
     q, k, v, score_mod, block_mask, scale, enable_gqa, options, return_lse, return_aux
 ):
     """Inside of context_parallel. torch.compile breaks its graph here."""
-    if _is_transformed() or forward_ad._current_level >= 0:
+    if active.has_rates():
         raise NotImplementedError(
             "saccade: got torch.func or forward mode inside of context_parallel, expected a "
             "call outside of one of them"

@@ -16,7 +16,7 @@ from .graph_breaks import disabled
 from .graph_masks import numbered
 from .index_lists import marks_of, ordered
 from .memory import is_without_values
-from .mods import AnyMod, Resolved, captured, is_code, refuse_class, text_of
+from .mods import AnyMod, Resolved, captured, is_code, refuse_class, tensors_of, text_of
 from .recording import fake_mode, is_described
 
 
@@ -96,10 +96,7 @@ is_transformed = torch._C._are_functorch_transforms_active
 
 def captures_wrapped(mask_mod) -> bool:
     """Whether it captures a tensor of a transform of torch.func, which has no values there."""
-    if is_code(mask_mod):
-        mask_mod = text_of("mask", mask_mod, {}, for_once=True)
-    values = mask_mod.captures.values() if isinstance(mask_mod, AnyMod) else ()
-    return any(isinstance(t, torch.Tensor) and is_without_values(t) for t in values)
+    return any(map(is_without_values, tensors_of("mask", mask_mod)))
 
 
 graphs_take_callables = False  # compiled.py knows

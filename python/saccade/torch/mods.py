@@ -178,6 +178,14 @@ def as_row(x):
     return x.view(1) if isinstance(x, torch.Tensor) and x.is_cuda and x.dim() == 0 else x
 
 
+def tensors_of(kind: str, mod: Any) -> list[Any]:
+    """The tensors that a mod captures; of what is no mod none."""
+    if is_code(mod):
+        mod = text_of(kind, mod, {}, for_once=True)
+    values = mod.captures.values() if isinstance(mod, AnyMod) else ()
+    return [t for t in values if isinstance(t, torch.Tensor)]
+
+
 class captured:
     """Turning one form of mod into another."""
 

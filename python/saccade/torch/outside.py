@@ -5,19 +5,17 @@ from __future__ import annotations
 from typing import Any, Iterable
 
 import torch
-from torch.autograd import forward_ad
 
 from . import active
 from .memory import is_without_values
-from .mods import AnyMod, is_code, text_of
+from .mods import tensors_of
 
 _unpack = torch._VF._unpack_dual
-_is_transformed = torch._C._are_functorch_transforms_active
 
 
 def is_apart() -> bool:
     """Whether neither context_parallel nor a transform nor forward mode is on."""
-    return active.parallel is None and forward_ad._current_level < 0 and not _is_transformed()
+    return active.parallel is None and not active.has_rates()
 
 
 def check_apart(call: str, tensors: Iterable[Any], mods: Iterable[Any]) -> None:
@@ -29,7 +27,7 @@ def check_apart(call: str, tensors: Iterable[Any], mods: Iterable[Any]) -> None:
         )
     given = [t for t in tensors if isinstance(t, torch.Tensor)]
     for kind, mod in mods:
-        given += _captured(kind, mod)
+        given += tensors_of(kind, mod)
     if any(map(is_without_values, given)):
         raise NotImplementedError(in_transforms(call))
     if any(_unpack(t, level=0)[1] is not None for t in given):
@@ -45,11 +43,3 @@ def in_transforms(call: str) -> str:
         f"saccade: got {call} inside of torch.func's transforms (vmap, grad, jvp), expected it "
         "outside of them, or flex_attention, which they take"
     )
-
-
-def _captured(kind, mod):
-    """The tensors that a mod captures; of what is no mod the call itself says so."""
-    if is_code(mod):
-        mod = text_of(kind, mod, {}, for_once=True)
-    values = mod.captures.values() if isinstance(mod, AnyMod) else ()
-    return [t for t in values if isinstance(t, torch.Tensor)]

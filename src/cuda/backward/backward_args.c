@@ -127,13 +127,7 @@ void cu_backward_fill_tiles(const plan_problem *problem, const cu_runs *runs, in
 {
     p->n_qblk = (p->N + keys - 1) / keys;
     p->n_tiles = p->B * p->G * p->n_qblk;
-    if (!runs)
-        return;
-    p->runs = (const cu_run *)(uintptr_t)runs->runs;
-    p->run_start = (const int *)(uintptr_t)cu_runs_start(runs, problem);
-    p->order = (const int *)(uintptr_t)runs->order;
-    p->mask_b = runs->mask_b;
-    p->mask_h = runs->mask_h;
+    run_fill_runs(problem, runs, p);
 }
 
 void cu_backward_fill_queries(const plan_problem *problem, const cu_runs *runs, cu_bwd *p)

@@ -121,6 +121,8 @@ saccade_status run_captures(const mod_fn *fn, const saccade_tensor *tensors, cu_
                             saccade_error *err);
 void run_fill(const saccade_plan *plan, const plan_run *run, const cu_form *form,
               const cu_runs *runs, cu_fwd *p);
+/* The part of it that is of a block mask; runs NULL: none. */
+void run_fill_runs(const plan_problem *problem, const cu_runs *runs, cu_fwd *p);
 
 /* ---- run_start.c ---- */
 

@@ -176,7 +176,7 @@ static void fill_ragged(const plan_run *run, const cu_form *form, cu_fwd *p)
                             .n_tiles = p->counter + 2};
 }
 
-static void fill_runs(const plan_problem *problem, const cu_runs *runs, cu_fwd *p)
+void run_fill_runs(const plan_problem *problem, const cu_runs *runs, cu_fwd *p)
 {
     if (!runs)
         return;
@@ -236,5 +236,5 @@ void run_fill(const saccade_plan *plan, const plan_run *run, const cu_form *form
     p->drop = drop_of(&plan->problem, run);
     if (run->ragged)
         fill_ragged(run, form, p);
-    fill_runs(&plan->problem, runs, p);
+    run_fill_runs(&plan->problem, runs, p);
 }
