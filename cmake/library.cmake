@@ -7,8 +7,8 @@ file(GLOB TEMPLATE_SOURCES CONFIGURE_DEPENDS src/cpu/*/*_tmpl.c src/eval/*_tmpl.
      src/measure/*_tmpl.c)
 list(REMOVE_ITEM LIBRARY_SOURCES "" ${TEMPLATE_SOURCES})
 file(GLOB PRELUDE_FILES CONFIGURE_DEPENDS src/mod/prelude.sac)
-file(GLOB KERN_FILES CONFIGURE_DEPENDS src/mod/arith.h src/mod/dropout.h src/kv/append.h
-     src/plan/prefix_lists.h
+file(GLOB KERN_FILES CONFIGURE_DEPENDS src/base/dtype_numbers.h src/mod/arith.h
+     src/mod/dropout.h src/kv/append.h src/plan/prefix_lists.h
      src/cuda/kern/*.cu src/cuda/kern/*.cuh src/cuda/kern/*.h)
 set(EMBEDDED_SOURCES "")
 saccade_layout(${GENERATED}/layout_table.h ${CMAKE_CURRENT_SOURCE_DIR}/include/saccade.h

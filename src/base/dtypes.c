@@ -1,5 +1,6 @@
 /* Small facts of the public header that every folder needs: names of statuses and dtypes,
    sizes, plain tensors. */
+#include "base/dtype_numbers.h"
 #include "base/status.h"
 #include "base/tensor_walk.h"
 
@@ -32,6 +33,11 @@
 #else
 #define LEVELS_BUILT ""
 #endif
+
+_Static_assert(DTYPE_I8 == SACCADE_I8 && DTYPE_F16 == SACCADE_F16 && DTYPE_BF16 == SACCADE_BF16
+                   && DTYPE_F32 == SACCADE_F32 && DTYPE_E4M3 == SACCADE_E4M3
+                   && DTYPE_E5M2 == SACCADE_E5M2 && DTYPE_I4 == SACCADE_I4,
+               "dtype_numbers.h has the public header's numbers");
 
 /* By number, which a caller's cast may have made: see is_dtype. */
 static const struct {

@@ -3,26 +3,15 @@
 #ifndef SACCADE_KV_APPEND_H
 #define SACCADE_KV_APPEND_H
 
-/* values of saccade_dtype */
-enum {
-    APPEND_I8 = 3,
-    APPEND_F16 = 20,
-    APPEND_BF16,
-    APPEND_F32,
-    APPEND_E4M3 = 30,
-    APPEND_E5M2,
-    APPEND_I4
-};
-
 /* K or V. Strides count elements, `to`'s those of codes. */
 typedef struct append_side {
     const void *from; /* [keys][heads][D] */
     void *to;         /* [pages][heads][page][D] */
     void *scale;      /* NULL: 1. [pages][heads][groups of rows][groups of channels] */
     long long from_n, from_h, to_b, to_h, to_n, scale_b, scale_h, scale_n, scale_d;
-    int from_dtype, to_dtype, D;
-    int tokens, channels; /* that share a scale; 0: all */
-    int is_made;          /* scales are made of the key, not read */
+    int from_dtype, to_dtype, D; /* saccade_dtype */
+    int tokens, channels;        /* that share a scale; 0: all */
+    int is_made;                 /* scales are made of the key, not read */
     int scale_is_f16;
     int is_even; /* four elements are read and written at a time */
 } append_side;

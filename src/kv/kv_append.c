@@ -5,12 +5,6 @@
 #include "base/parallel.h"
 #include "base/quantize.h"
 
-_Static_assert((int)APPEND_I8 == SACCADE_I8 && (int)APPEND_F16 == SACCADE_F16
-                   && (int)APPEND_BF16 == SACCADE_BF16 && (int)APPEND_F32 == SACCADE_F32
-                   && (int)APPEND_E4M3 == SACCADE_E4M3 && (int)APPEND_E5M2 == SACCADE_E5M2
-                   && (int)APPEND_I4 == SACCADE_I4,
-               "append.h has dtypes' values");
-
 enum { PIECE = 256 }; /* elements that are widened at a time */
 
 /* A row on its way. */

@@ -54,7 +54,7 @@ static void put_config(const plan_problem *p, const cu_form *form, const cu_mod_
         {"PAGES", p->has_chunks},
         {"RAGGED", p->is_ragged},
         {"MONOTONE", cu_is_monotone(plan_limits(p))},
-        {"SINKS", cu_sinks_code(p)},
+        {"SINKS", (int)p->sinks_dtype},
     };
     cu_put_constants(rows, sizeof rows / sizeof rows[0], out);
 }

@@ -16,11 +16,6 @@ static const cu_loaded *program_of(const cu_capture_run *x)
     return &s->programs[CU_BWD_CAPTURES];
 }
 
-static int code_of(saccade_dtype dtype)
-{
-    return dtype == SACCADE_F32 ? 0 : dtype == SACCADE_BF16 ? 1 : 2;
-}
-
 static int may_move(const cu_capture_run *x, int i)
 {
     return cu_read_may_move(x->at.reads.read[i], &x->run->sizes);
@@ -38,7 +33,7 @@ static void fill_read(cu_capture_run *x, int i, char *room)
         way == CU_SUMS_EXACT || has_beside || (way == CU_SUMS_ROW && is_narrow);
     void *at = room + x->at.room_at[i];
     cu_read *to = &x->of[i];
-    *to = (cu_read){.data = t->data, .code = code_of(t->dtype), .n = 1};
+    *to = (cu_read){.data = t->data, .dtype = t->dtype, .n = 1};
     for (int32_t d = t->rank - 1; d >= 0; d--) {
         to->stride[d] = has_room ? to->n : t->stride[d];
         to->n *= t->shape[d];
@@ -82,8 +77,7 @@ static saccade_status end_gradient(const cu_capture_run *x, const saccade_tensor
                                    const cu_read *sums, int is_added, saccade_error *err)
 {
     cu_read to =
-        sums ? *sums
-             : (cu_read){.data = t->data, .code = code_of(t->dtype), .n = cu_element_count(t)};
+        sums ? *sums : (cu_read){.data = t->data, .dtype = t->dtype, .n = cu_element_count(t)};
     cu_shape shape = cu_shape_of(t);
     void *parameters[] = {&to, &shape, &is_added};
     return run_start(x->a, program_of(x)->other, (to.n + 255) / 256, 256, 0, parameters, err);
@@ -253,7 +247,7 @@ static saccade_status start_elements(cu_capture_run *x, int i, saccade_error *er
     c.is_adding = c.parts == 1 && (x->is_added || c.may_move);
     if (c.to.rows) {
         c.to.data = c.to.rows;
-        c.to.code = code_of(SACCADE_F32);
+        c.to.dtype = SACCADE_F32;
     }
     if (!x->p->f.is_plain && cu_elements_by_wgmma(state, x->at.reads.read[i], s))
         return start_elements90(x, i, &c, err);

@@ -167,15 +167,11 @@ static void put_kept(emitter *e, const cu_reads_found *reads, const uint32_t *re
     if (n == 0)
         return;
     strbuf_printf(e->out,
-                  "#if CFG_KEPT\n#define READS_KEPT %d\n#define KEPT_CODE %d\n\n"
+                  "#if CFG_KEPT\n#define READS_KEPT %d\n#define KEPT_DTYPE %d\n\n"
                   "struct reads_shared {\n    u32 element[READS_KEPT][4];\n};\n\n"
                   "DEVICE void reads_keep4(%s, const slope_row &r0, const slope_row &r1,\n"
                   "                        int k0, int k1, reads_shared &to)\n{\n",
-                  n,
-                  kept->element_dtype == SACCADE_BF16  ? 1
-                  : kept->element_dtype == SACCADE_F16 ? 2
-                                                       : 0,
-                  EMIT_SIGNATURE);
+                  n, kept->element_dtype, EMIT_SIGNATURE);
     memset(needed, 0, e->fn->n_nodes);
     for (int i = 0; i < n; i++)
         needed[kept->element[i]] = 1;

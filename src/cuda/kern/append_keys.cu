@@ -14,21 +14,13 @@ typedef unsigned u32;
 
 /* ---- elements ---- */
 
-DEVICE float value_of(int dtype, const char *row, int d)
-{
-    if (dtype == APPEND_F32)
-        return ((const float *)row)[d];
-    u16 x = ((const u16 *)row)[d];
-    return dtype == APPEND_F16 ? f16_value(x) : bf16_value(x);
-}
-
 /* Elements d to d + 3 of a row, as many as lie before D; zeros else. */
 DEVICE void load_four(const append_side &s, const char *row, int d, float (&x)[EACH])
 {
     if (!s.is_even) {
         for (int i = 0; i < EACH; i++)
-            x[i] = d + i < s.D ? value_of(s.from_dtype, row, d + i) : 0.f;
-    } else if (s.from_dtype == APPEND_F32) {
+            x[i] = d + i < s.D ? load_as(row, d + i, s.from_dtype) : 0.f;
+    } else if (s.from_dtype == DTYPE_F32) {
         float4 y = *(const float4 *)(row + 4 * d);
         x[0] = y.x, x[1] = y.y, x[2] = y.z, x[3] = y.w;
     } else {
@@ -36,7 +28,7 @@ DEVICE void load_four(const append_side &s, const char *row, int d, float (&x)[E
         u32 pair[2] = {y.x, y.y};
         for (int i = 0; i < EACH; i++) {
             u16 half = (u16)(pair[i / 2] >> 16 * (i & 1));
-            x[i] = s.from_dtype == APPEND_F16 ? f16_value(half) : bf16_value(half);
+            x[i] = s.from_dtype == DTYPE_F16 ? f16_value(half) : bf16_value(half);
         }
     }
 }
@@ -55,7 +47,7 @@ DEVICE u32 narrowed(u32 magnitude, int shift, u32 rebias, u32 normal, float magi
 DEVICE u32 fp8_code(int dtype, float x)
 {
     u32 bits = __float_as_uint(x), magnitude = bits & 0x7fffffffu, sign = bits >> 24 & 0x80u;
-    int is_e4m3 = dtype == APPEND_E4M3;
+    int is_e4m3 = dtype == DTYPE_E4M3;
     if (magnitude > 0x7f800000u)
         return sign | (is_e4m3 ? 0x7fu : 0x7eu);
     if (magnitude >= (is_e4m3 ? 0x43e00000u : 0x47600000u)) /* 448, 57344 */
@@ -79,9 +71,9 @@ DEVICE int is_finite(float x)
 
 DEVICE u32 code_of(int dtype, float x, float scale)
 {
-    if (dtype == APPEND_I8)
+    if (dtype == DTYPE_I8)
         return (u32)whole_code(x / scale, 127.f) & 255u;
-    if (dtype == APPEND_I4)
+    if (dtype == DTYPE_I4)
         return (u32)whole_code(x / scale, 7.f) & 15u;
     if (x == 0.f && scale == 0.f) /* of a head of zeros alone: not 0 / 0 */
         return fp8_code(dtype, x);
@@ -92,10 +84,10 @@ DEVICE u32 code_of(int dtype, float x, float scale)
 
 DEVICE float largest_code(int dtype)
 {
-    return dtype == APPEND_E4M3   ? 448.f
-           : dtype == APPEND_E5M2 ? 57344.f
-           : dtype == APPEND_I8   ? 127.f
-                                  : 7.f;
+    return dtype == DTYPE_E4M3   ? 448.f
+           : dtype == DTYPE_E5M2 ? 57344.f
+           : dtype == DTYPE_I8   ? 127.f
+                                 : 7.f;
 }
 
 /* Of the bits of a group's largest magnitude. */
@@ -125,7 +117,7 @@ DEVICE float settle_scale(const append_side &s, const char *row, int first, int 
         for (int i = 0; i < EACH; i++) {
             u32 magnitude = __float_as_uint(x[i]) & 0x7fffffffu;
             int counts = d + i >= first && d + i < end
-                         && (s.to_dtype == APPEND_I8 || s.to_dtype == APPEND_I4
+                         && (s.to_dtype == DTYPE_I8 || s.to_dtype == DTYPE_I4
                              || magnitude < 0x7f800000u);
             most = counts ? max(most, magnitude) : most;
         }
@@ -142,7 +134,7 @@ DEVICE float settle_scale(const append_side &s, const char *row, int first, int 
 
 DEVICE void store_code(const append_side &s, char *row, int d, u32 code)
 {
-    if (s.to_dtype != APPEND_I4) {
+    if (s.to_dtype != DTYPE_I4) {
         ((u8 *)row)[d] = (u8)code;
         return;
     }
@@ -156,7 +148,7 @@ DEVICE void store_four(const append_side &s, char *row, int d, int first, int en
                        const u32 (&code)[EACH])
 {
     if (s.is_even && d >= first && d + EACH <= end) {
-        if (s.to_dtype == APPEND_I4)
+        if (s.to_dtype == DTYPE_I4)
             *(u16 *)(row + d / 2) =
                 (u16)(code[0] | code[1] << 4 | code[2] << 8 | code[3] << 12);
         else
@@ -192,7 +184,7 @@ DEVICE void cast_row(const append_side &s, const char *from, char *to)
     for (int d = EACH * (threadIdx.x & 31); d < s.D; d += 32 * EACH) {
         float x[EACH];
         load_four(s, from, d, x);
-        if (s.to_dtype == APPEND_F32) {
+        if (s.to_dtype == DTYPE_F32) {
             if (s.is_even)
                 *(float4 *)(to + 4 * d) = make_float4(x[0], x[1], x[2], x[3]);
             else
@@ -202,7 +194,7 @@ DEVICE void cast_row(const append_side &s, const char *from, char *to)
         }
         u16 y[EACH];
         for (int i = 0; i < EACH; i++)
-            y[i] = s.to_dtype == APPEND_F16 ? f16_bits(x[i]) : bf16_bits(x[i]);
+            y[i] = s.to_dtype == DTYPE_F16 ? f16_bits(x[i]) : bf16_bits(x[i]);
         if (s.is_even)
             *(uint2 *)(to + 2 * d) = make_uint2(y[0] | (u32)y[1] << 16, y[2] | (u32)y[3] << 16);
         else
@@ -213,7 +205,7 @@ DEVICE void cast_row(const append_side &s, const char *from, char *to)
 
 DEVICE int bytes_of(int dtype)
 {
-    return dtype == APPEND_F32 ? 4 : dtype == APPEND_F16 || dtype == APPEND_BF16 ? 2 : 1;
+    return dtype == DTYPE_F32 ? 4 : dtype == DTYPE_F16 || dtype == DTYPE_BF16 ? 2 : 1;
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
@@ -221,8 +213,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
 {
     const append_side &s = a.side[blockIdx.y];
     long long item = (long long)blockIdx.x * WARPS + threadIdx.x / 32, t = item / a.heads;
-    int h = (int)(item % a.heads),
-        is_code = s.to_dtype >= APPEND_E4M3 || s.to_dtype == APPEND_I8;
+    int h = (int)(item % a.heads), is_code = s.to_dtype >= DTYPE_E4M3 || s.to_dtype == DTYPE_I8;
     if (t >= a.n)
         return;
     append_place at = append_place_of(&a, t);
@@ -232,7 +223,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
         (const char *)s.from + (t * s.from_n + h * s.from_h) * bytes_of(s.from_dtype);
     long long place = at.page * s.to_b + h * s.to_h + at.key * s.to_n;
     char *to =
-        (char *)s.to + (s.to_dtype == APPEND_I4 ? place / 2 : place * bytes_of(s.to_dtype));
+        (char *)s.to + (s.to_dtype == DTYPE_I4 ? place / 2 : place * bytes_of(s.to_dtype));
     long long group = s.tokens ? at.key / s.tokens : 0;
     char *scale =
         (char *)s.scale

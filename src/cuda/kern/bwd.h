@@ -131,7 +131,7 @@ enum {
 /* Where the terms of a read go: elements of its capture's gradient, or exact sums of it. */
 typedef struct cu_read {
     void *data;                /* the gradient */
-    int code;                  /* of its elements: 0 f32, 1 bf16, 2 f16 */
+    int dtype;                 /* of its elements: f32, bf16, f16 */
     unsigned long long *words; /* [SUM_WORDS + 1][n], or null */
     float *rows;               /* in [parts][n] f32, what ends as the gradient, or null: rows of
                                 * queries, which add to them in order, or parts of sums */

@@ -311,7 +311,7 @@ DEVICE int add_visit(float (&sum)[S_COUNT], const elements_arena &s, place &at, 
  * f32, of 16 bytes of 16 bits. */
 DEVICE int has_pieces(const cu_read &to, const element_line &e, int keys)
 {
-    int n = to.code == 0 ? 2 : 8, bytes = to.code == 0 ? 4 : 2;
+    int n = to.dtype == DTYPE_F32 ? 2 : 8, bytes = to.dtype == DTYPE_F32 ? 4 : 2;
     return e.by_key == 1 && (e.first | e.by_row) % n == 0 && (keys >= PASS || keys % n == 0)
            && (unsigned long long)to.data % (n * bytes) == 0;
 }
@@ -327,7 +327,7 @@ DEVICE void put_pieces(const cu_read &to, const element_line &e, int rows, int k
         long long line = e.first + row * e.by_row;
 #pragma unroll
         for (int g = 0; g < S_COUNT / 4; g += 4) {
-            if (to.code == 0) {
+            if (to.dtype == DTYPE_F32) {
 #pragma unroll
                 for (int k = g; k < g + 4; k++)
                     if (row < rows && 8 * k + 2 * j < keys)
@@ -338,8 +338,8 @@ DEVICE void put_pieces(const cu_read &to, const element_line &e, int rows, int k
             u32 w[4];
 #pragma unroll
             for (int k = 0; k < 4; k++)
-                w[k] = pack_coded(term[4 * (g + k) + 2 * i], term[4 * (g + k) + 2 * i + 1],
-                                  to.code);
+                w[k] =
+                    pack_as(term[4 * (g + k) + 2 * i], term[4 * (g + k) + 2 * i + 1], to.dtype);
             quad_transpose(w);
             if (row < rows && (g + j) * 8 < keys)
                 *(uint4 *)((u16 *)to.data + line + (g + j) * 8) =

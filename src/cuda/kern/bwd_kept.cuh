@@ -6,7 +6,7 @@
 #include "bwd_element_terms.cuh"
 
 #if CFG_KEPT
-enum { KEPT_BYTES = KEPT_CODE ? 8 : 16 /* of four scores */ };
+enum { KEPT_BYTES = KEPT_DTYPE ? 8 : 16 /* of four scores */ };
 
 /* Where a thread's four scores lie, piece i of its fragment of a block. */
 DEVICE u32 kept_place(u32 block, int read, int i)
@@ -22,10 +22,10 @@ DEVICE void put_kept(u32 block, int i, const reads_shared &x)
     for (int r = 0; r < READS_KEPT; r++) {
         const u32(&word)[4] = x.element[r];
         u32 at = kept_place(block, r, i);
-#if KEPT_CODE
+#if KEPT_DTYPE
         store_two_words(
-            at, pack_coded(__uint_as_float(word[0]), __uint_as_float(word[1]), KEPT_CODE),
-            pack_coded(__uint_as_float(word[2]), __uint_as_float(word[3]), KEPT_CODE));
+            at, pack_as(__uint_as_float(word[0]), __uint_as_float(word[1]), KEPT_DTYPE),
+            pack_as(__uint_as_float(word[2]), __uint_as_float(word[3]), KEPT_DTYPE));
 #else
         store_four(at, word[0], word[1], word[2], word[3]);
 #endif
@@ -34,7 +34,7 @@ DEVICE void put_kept(u32 block, int i, const reads_shared &x)
 
 DEVICE void take_pair(u32 x, u32 &lo, u32 &hi)
 {
-#if KEPT_CODE == 1
+#if KEPT_DTYPE == DTYPE_BF16
     lo = x << 16;
     hi = x & 0xffff0000u;
 #else
@@ -48,7 +48,7 @@ DEVICE void take_kept(u32 block, int i, reads_shared &to)
 #pragma unroll
     for (int r = 0; r < READS_KEPT; r++) {
         u32 at = kept_place(block, r, i);
-#if KEPT_CODE
+#if KEPT_DTYPE
         u32 x, y;
         load_two_words(x, y, at);
         take_pair(x, to.element[r][0], to.element[r][1]);

@@ -188,7 +188,7 @@ DEVICE element_lines lines_of(const cu_bwd &p, const mod_args &mod, const cu_rea
     l.by_row = read_place(mod, p.f, t.b, step.z, r, q + 1, kv, to.stride) - l.first;
     l.by_key = t.key0 + 1 < p.f.N ? l.by_key : 0; /* past the ends places are clamped */
     l.by_row = step_rows(step) > 1 ? l.by_row : 0;
-    u32 bytes = to.code ? 2 : 4;
+    u32 bytes = to.dtype == DTYPE_F32 ? 4 : 2;
     u64 at = (u64)to.data + l.first * bytes;
     l.is_whole = l.by_key == 1 && !(at & (4 * bytes - 1)) && !(l.by_row & 3);
     return l;
@@ -209,11 +209,11 @@ DEVICE void put_four(const cu_read &to, long long at, u32 x, u32 y)
 {
     float v[4];
     four_terms(v, x, y);
-    if (to.code == 0)
+    if (to.dtype == DTYPE_F32)
         *(float4 *)((float *)to.data + at) = make_float4(v[0], v[1], v[2], v[3]);
     else
         *(uint2 *)((u16 *)to.data + at) =
-            make_uint2(pack_coded(v[0], v[1], to.code), pack_coded(v[2], v[3], to.code));
+            make_uint2(pack_as(v[0], v[1], to.dtype), pack_as(v[2], v[3], to.dtype));
 }
 
 /* A row of a step without ends, in f32; at: of this thread's words of it, as put_elements has
@@ -259,8 +259,8 @@ DEVICE void put_elements(const cu_bwd &p, const mod_args &mod, const cu_reads &c
     int lane = threadIdx.x & 31, warp = threadIdx.x / 32 & 3;
     int from = (lane >> 4) * 16 + (lane >> 1 & 3) * 4 + (lane >> 3 & 1) * 2 + (lane & 1);
     int is_whole = l.is_whole && !c.is_adding;
-    int is_all =
-        is_whole && to.code == 0 && t.kv_len - t.key0 >= KEYS && step_rows(step) == BWD_ROWS;
+    int is_all = is_whole && to.dtype == DTYPE_F32 && t.kv_len - t.key0 >= KEYS
+                 && step_rows(step) == BWD_ROWS;
     int n = t.kv_len - t.key0 - 4 * (lane & 3); /* keys from this thread's first one on */
 #pragma unroll 1
     for (int chunk = 2 * warp; chunk < 2 * warp + 2; chunk++) {

@@ -3,27 +3,27 @@
  * which channel is which column of a product is free, so codes stay where they are. */
 #pragma once
 
-enum { CODE_BITS = CFG_CODES == CODES_I4 ? 4 : 8, PAIRS = 16 / CODE_BITS };
+enum { CODE_BITS = CFG_CODES == DTYPE_I4 ? 4 : 8, PAIRS = 16 / CODE_BITS };
 
 /* The codes of a word as f16, two to a register: all codes are f16 exactly. Of K: channels
  * (0, 1), (2, 3); of V: channel 0 of both keys, channel 1; of i4 alike: (0, 4), (1, 5), (2, 6),
  * (3, 7). */
 template <int IS_VALUE> DEVICE void widen(u32 w, u32 (&h)[PAIRS])
 {
-#if CFG_CODES == CODES_I4
+#if CFG_CODES == DTYPE_I4
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         u32 x = ((w >> 4 * i) & 0x000f000f) ^ 0x64086408; /* 1024 + 8 + code */
         asm("sub.f16x2 %0, %1, %2;" : "=r"(h[i]) : "r"(x), "r"(0x64086408));
     }
-#elif CFG_CODES == CODES_I8
+#elif CFG_CODES == DTYPE_I8
     u32 x = w ^ 0x80808080;
     h[0] = __byte_perm(x, 0x64646464, IS_VALUE ? 0x4240 : 0x4140); /* 1024 + 128 + code */
     h[1] = __byte_perm(x, 0x64646464, IS_VALUE ? 0x4341 : 0x4342);
 #pragma unroll
     for (int i = 0; i < 2; i++)
         asm("sub.f16x2 %0, %1, %2;" : "=r"(h[i]) : "r"(h[i]), "r"(0x64806480));
-#elif CFG_CODES == CODES_E5M2
+#elif CFG_CODES == DTYPE_E5M2
     h[0] = __byte_perm(w, 0, IS_VALUE ? 0x2404 : 0x1404);
     h[1] = __byte_perm(w, 0, IS_VALUE ? 0x3414 : 0x3424);
 #else
@@ -61,13 +61,13 @@ DEVICE u32 scaled_pair(u32 h, float scale_lo, float scale_hi)
 /* A word of V as pairs of bf16, which has bits enough for every code. */
 DEVICE void widen_value(u32 w, u32 (&h)[PAIRS])
 {
-#if CFG_CODES == CODES_I4
+#if CFG_CODES == DTYPE_I4
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         u32 x = ((w >> 4 * i) & 0x000f000f) ^ 0x43084308; /* 128 + 8 + code */
         asm("sub.bf16x2 %0, %1, %2;" : "=r"(h[i]) : "r"(x), "r"(0x43084308));
     }
-#elif CFG_CODES == CODES_I8
+#elif CFG_CODES == DTYPE_I8
 #pragma unroll
     for (int i = 0; i < 2; i++) { /* 128 + low bits, less 128, or 256 where negative */
         u32 x = w >> 8 * i, all = (x & 0x007f007f) | 0x43004300;

@@ -1,18 +1,15 @@
-/* Quantised K and V: CFG_CODES says what codes they are. An element is its code times its scale
- * (saccade.h); strides of K and V count bytes here. */
+/* Quantised K and V: CFG_CODES is their dtype (0: they are no codes). An element is its code
+ * times its scale (saccade.h); strides of K and V count bytes here. */
 #pragma once
 
-#define CODES_E4M3 1
-#define CODES_E5M2 2
-#define CODES_I8 3
-#define CODES_I4 4
+#include "dtype_numbers.h"
 
 typedef unsigned char code_byte;
 
 /* Bytes of n codes. */
 DEVICE int code_bytes(int n)
 {
-    return CFG_CODES == CODES_I4 ? n / 2 : n;
+    return CFG_CODES == DTYPE_I4 ? n / 2 : n;
 }
 
 /* ---- scales ---- */
@@ -43,11 +40,11 @@ __device__ __noinline__ float scale_apart(const cu_scale *s, int b, int g, int r
 DEVICE float code_value(const code_byte *row, int d)
 {
     u32 x = __ldg(row + code_bytes(d));
-    if (CFG_CODES == CODES_I8)
+    if (CFG_CODES == DTYPE_I8)
         return (float)(signed char)x;
-    if (CFG_CODES == CODES_I4)
+    if (CFG_CODES == DTYPE_I4)
         return (float)((int)((d & 1 ? x >> 4 : x & 15) ^ 8) - 8);
-    if (CFG_CODES == CODES_E5M2)
+    if (CFG_CODES == DTYPE_E5M2)
         return half_to_float((u16)(x << 8));
     u32 size = x & 0x7f;
     return half_to_float((u16)(size == 0x7f ? 0x7fff : (x & 0x80) << 8 | size << 7)) * 256.f;

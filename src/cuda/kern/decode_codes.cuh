@@ -406,7 +406,7 @@ DEVICE u32 q_two(const u16 *row, int x, int y)
 DEVICE void q_step_load(u32 (&a)[4], const u16 *row0, const u16 *row1, int step)
 {
     int l = threadIdx.x & 3;
-#if CFG_CODES == CODES_I4
+#if CFG_CODES == DTYPE_I4
     int d = step / 2 * 32 + 8 * l + step % 2 * 2;
     a[0] = q_two(row0, d, d + 4);
     a[1] = q_two(row1, d, d + 4);

@@ -1,6 +1,8 @@
 /* Elements whose dtype a run says, in kernels that no plan compiles for one dtype. */
 #pragma once
 
+#include "dtype_numbers.h"
+
 #define DEVICE __device__ __forceinline__
 
 DEVICE float f16_value(unsigned short x)
@@ -29,19 +31,19 @@ DEVICE unsigned short bf16_bits(float x)
     return y;
 }
 
-/* Element i of a row. dtype: 0 float32, 1 float16, 2 bfloat16 (merge.h, move.h). */
-DEVICE float load_as(const char *row, int i, int dtype)
+/* Element i of a row of f32, f16 or bf16. */
+DEVICE float load_as(const char *row, long long i, int dtype)
 {
-    if (dtype == 0)
+    if (dtype == DTYPE_F32)
         return ((const float *)row)[i];
     unsigned short bits = ((const unsigned short *)row)[i];
-    return dtype == 2 ? bf16_value(bits) : f16_value(bits);
+    return dtype == DTYPE_BF16 ? bf16_value(bits) : f16_value(bits);
 }
 
-DEVICE void store_as(char *row, int i, int dtype, float x)
+DEVICE void store_as(char *row, long long i, int dtype, float x)
 {
-    if (dtype == 0)
+    if (dtype == DTYPE_F32)
         ((float *)row)[i] = x;
     else
-        ((unsigned short *)row)[i] = dtype == 2 ? bf16_bits(x) : f16_bits(x);
+        ((unsigned short *)row)[i] = dtype == DTYPE_BF16 ? bf16_bits(x) : f16_bits(x);
 }

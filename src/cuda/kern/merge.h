@@ -7,7 +7,7 @@
 typedef struct cu_merge_side {
     void *data;
     long long b, h, n;
-    int dtype; /* 0 float32, 1 float16, 2 bfloat16 */
+    int dtype; /* saccade_dtype: f32, f16, bf16 */
 } cu_merge_side;
 
 /* part and sum are float32, dense. part NULL: nothing is added to the sum; lse NULL: rows have

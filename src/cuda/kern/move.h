@@ -34,7 +34,7 @@ typedef struct cu_sum {
     const cu_row_pair *term;
     const int *rows; /* [n] of `to`; null: the first n */
     int n, heads;
-    int dtype[2]; /* of to: 0 float32, 1 float16, 2 bfloat16 */
+    int dtype[2]; /* of to: f32, f16, bf16 */
     int added;    /* 1: to what K's holds, 2: to what V's holds */
     int wanted;   /* likewise which are made */
     int unit;     /* columns at a time: 4 where all addresses take 16 bytes, or 1 */

@@ -4,7 +4,6 @@
 #include "prefix_lists.h"
 
 enum { LIST_THREADS = 128, MERGE_WARPS = 8 };
-enum { F16 = 20, BF16 = 21 }; /* of saccade_dtype */
 
 extern "C" __global__ void __launch_bounds__(LIST_THREADS)
     prefix_write(const __grid_constant__ prefix_lists l)
@@ -14,19 +13,6 @@ extern "C" __global__ void __launch_bounds__(LIST_THREADS)
         prefix_write_piece(&l, i, threadIdx.x, LIST_THREADS);
     else
         prefix_write_rest(&l, i - l.pieces - 1, threadIdx.x, LIST_THREADS);
-}
-
-DEVICE void put(void *to, long long at, int dtype, float x)
-{
-    unsigned short bits;
-    if (dtype == F16)
-        bits = f16_bits(x);
-    else if (dtype == BF16)
-        bits = bf16_bits(x);
-    if (dtype == F16 || dtype == BF16)
-        ((unsigned short *)to)[at] = bits;
-    else
-        ((float *)to)[at] = x;
 }
 
 /* NaN is larger than all. */
@@ -55,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(32 * MERGE_WARPS)
     for (int d = lane; d < m.Dv; d += 32) {
         /* a part without keys adds nothing, whatever its out holds */
         float x = l0 == none ? 0 : w0 * scale * o0[d];
-        put(m.to, to + d, m.dtype, l1 == none ? x : x + w1 * scale * o1[d]);
+        store_as((char *)m.to, to + d, m.dtype, l1 == none ? x : x + w1 * scale * o1[d]);
     }
     if (lane)
         return;

@@ -1,7 +1,9 @@
 /* Sinks: a logit of each row that takes part in its sum and has no value. They are added where
- * a row ends, once for all parts of its keys, so that no loop knows of them. CFG_SINKS says
- * their dtype: 1 f32, 2 bf16, 3 f16. */
+ * a row ends, once for all parts of its keys, so that no loop knows of them. CFG_SINKS
+ * is their dtype (f32, bf16 or f16), 0: there are none. */
 #pragma once
+
+#include "dtype_numbers.h"
 
 #if CFG_SINKS
 /* of row m; NaN for +INF */
@@ -9,9 +11,9 @@ DEVICE float sink_of(const cu_fwd &p, int b, int h, int m)
 {
     long long at = b * p.sinks_s.b + h * p.sinks_s.h + m * p.sinks_s.n;
     float x;
-#if CFG_SINKS == 1
+#if CFG_SINKS == DTYPE_F32
     x = __ldg((const float *)p.sinks + at);
-#elif CFG_SINKS == 2
+#elif CFG_SINKS == DTYPE_BF16
     x = __uint_as_float((u32)__ldg((const u16 *)p.sinks + at) << 16);
 #else
     asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(__ldg((const u16 *)p.sinks + at)));

@@ -10,7 +10,7 @@ extern "C" __global__ void __launch_bounds__(256)
     long long at = (long long)blockIdx.x * 256 + threadIdx.x;
     if (at >= t.n)
         return;
-    char *to = (char *)t.to + place_in(t.shape, at) * (t.dtype ? 2 : 4);
+    char *to = (char *)t.to + place_in(t.shape, at) * (t.dtype == DTYPE_F32 ? 4 : 2);
     double sum = t.is_added ? load_as(to, 0, t.dtype) : 0.;
     for (int r = 0; r < t.ranks; r++)
         sum += t.parts[r * t.step + at];

@@ -9,7 +9,7 @@ typedef struct cu_total {
     const float *parts; /* [ranks], `step` floats from one to the next, each dense */
     long long step, n;  /* n: elements of the tensor */
     void *to;
-    int ranks, dtype; /* of `to`: 0 float32, 1 float16, 2 bfloat16 */
+    int ranks, dtype; /* dtype: of `to`, f32, f16 or bf16 */
     int is_added;     /* to what it holds */
     cu_shape shape;   /* of `to` */
 } cu_total;

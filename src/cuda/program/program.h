@@ -154,9 +154,7 @@ void cu_write_forward(const cu_state *s, const plan_problem *p, const cu_program
                       const cu_form *form, cu_headers *out);
 /* Whether limits of rows between two others lie between theirs. */
 int cu_is_monotone(const pass_limits *limits);
-/* CFG_SINKS, by the dtype of the sinks (kern/sinks.cuh). */
-int cu_sinks_code(const plan_problem *p);
-/* CFG_CODES, by the dtype of quantised K and V (kern/codes.cuh); 0: they are floats. */
+/* CFG_CODES, the dtype of quantised K and V (kern/codes.cuh); 0: they are floats. */
 int cu_codes(const plan_problem *p);
 /* Bits of an element of K and V. */
 int cu_key_bits(const plan_problem *p);

@@ -4,25 +4,17 @@
 #include <stdio.h>
 #include <string.h>
 
-int cu_sinks_code(const plan_problem *p)
-{
-    switch (p->sinks_dtype) {
-    case SACCADE_NONE:
-        return 0;
-    case SACCADE_F32:
-        return 1;
-    default:
-        return p->sinks_dtype == SACCADE_BF16 ? 2 : 3;
-    }
-}
-
 int cu_codes(const plan_problem *p)
 {
-    return p->kv_dtype == SACCADE_E4M3   ? 1
-           : p->kv_dtype == SACCADE_E5M2 ? 2
-           : p->kv_dtype == SACCADE_I8   ? 3
-           : p->kv_dtype == SACCADE_I4   ? 4
-                                         : 0;
+    switch (p->kv_dtype) {
+    case SACCADE_E4M3:
+    case SACCADE_E5M2:
+    case SACCADE_I8:
+    case SACCADE_I4:
+        return (int)p->kv_dtype;
+    default:
+        return 0;
+    }
 }
 
 int cu_copies_codes_by_boxes(const cu_state *s, const plan_problem *p)
@@ -112,7 +104,7 @@ static void put_config(const cu_state *s, const plan_problem *p, const cu_progra
         {"RAGGED", p->is_ragged},
         {"MONOTONE", cu_is_monotone(plan_limits(p))},
         {"TILE_ROWS", cu_tile_rows(form->family, &form->tile)},
-        {"SINKS", cu_sinks_code(p)},
+        {"SINKS", (int)p->sinks_dtype},
         {"DROP", p->weight != NULL},
         {"ROWS", p->has_rows},
         {"ONE_SPAN", kind->has_one_span},

@@ -228,11 +228,6 @@ static saccade_status carry_move(plan_carrier *c, const plan_move *m, void *stre
                  stream, err);
 }
 
-static int code_of(saccade_dtype dtype)
-{
-    return dtype == SACCADE_F16 ? 1 : dtype == SACCADE_BF16 ? 2 : 0;
-}
-
 static saccade_status carry_sum(plan_carrier *c, const plan_sum *s, void *stream,
                                 saccade_error *err)
 {
@@ -251,7 +246,7 @@ static saccade_status carry_sum(plan_carrier *c, const plan_sum *s, void *stream
         x.got[i] = rows_of(&s->got, i);
         x.to[i] = rows_of(&s->to, i);
         x.dim[i] = (int)s->pool.t[i].shape[3];
-        x.dtype[i] = code_of(s->to.t[i].dtype);
+        x.dtype[i] = s->to.t[i].dtype;
         if (!takes(&x.pool[i], 4 * x.dim[i], 16) || !takes(&x.got[i], 4 * x.dim[i], 16))
             x.unit = 1;
     }
@@ -269,7 +264,7 @@ static saccade_status carry_total(plan_carrier *c, const plan_total *t, void *st
                   .n = 1,
                   .to = t->to->data,
                   .ranks = t->n_parts,
-                  .dtype = code_of(t->to->dtype),
+                  .dtype = t->to->dtype,
                   .is_added = t->is_added,
                   .shape = cu_shape_of(t->to)};
     for (int32_t d = 0; d < t->to->rank; d++)
@@ -311,7 +306,7 @@ static cu_merge_side merge_side(const saccade_tensor *t)
 {
     const int64_t bytes = t ? (int64_t)saccade_dtype_bytes(t->dtype) : 0;
     return t ? (cu_merge_side){t->data, t->stride[0] * bytes, t->stride[1] * bytes,
-                               t->stride[2] * bytes, code_of(t->dtype)}
+                               t->stride[2] * bytes, t->dtype}
              : (cu_merge_side){.data = NULL};
 }
 
@@ -320,7 +315,7 @@ static cu_merge_side sinks_side(const plan_sinks *s)
     const int64_t bytes = s ? (int64_t)saccade_dtype_bytes(s->dtype) : 0;
     return s && s->dtype != SACCADE_NONE
                ? (cu_merge_side){(void *)(uintptr_t)s->data, s->stride[0] * bytes,
-                                 s->stride[1] * bytes, s->stride[2] * bytes, code_of(s->dtype)}
+                                 s->stride[1] * bytes, s->stride[2] * bytes, s->dtype}
                : (cu_merge_side){.data = NULL};
 }
 
