@@ -759,6 +759,38 @@ static void programs_of_some_rows(void **state)
     }
 }
 
+/* The larger tiles of this score spill or not by what else a program does: plans of some rows
+ * take those that the whole sequence's plan takes, or their bits would be others. */
+static void tiles_of_some_rows(void **state)
+{
+    static const char *const problems[] = {"b2 h2 q64 kv64 d128 bf16",
+                                           "b2 h2 q64 kv64 d40 f32"};
+    (void)state;
+    for (size_t i = 0; i < sizeof problems / sizeof problems[0]; i++) {
+        saccade_problem p;
+        saccade_problem_init(&p);
+        problem_case(problems[i], &p.sizes, &p.dtype);
+        p.backend = "cuda";
+        p.arch = "sm_90a";
+        p.score = bound(SACCADE_SCORE, "score + x[(q * q + kv) % 7]");
+        p.mask = bound(SACCADE_MASK, "causal() && q - kv < 700");
+        saccade_plan *plans[] = {compiled_plan(&p, 0), compiled_plan(&p, 1)};
+        const cu_state *all = plans[0]->state, *some = plans[1]->state;
+        for (int k = 0; k < CU_PROGRAMS; k++) {
+            const cu_form *a = &all->programs[k].form, *b = &some->programs[k].form;
+            if (cu_program_kinds[k].operation != CU_OP_FORWARD && k != CU_SMALL)
+                continue;
+            assert_int_equal(a->tile.groups, b->tile.groups);
+            assert_int_equal(a->tile.keys, b->tile.keys);
+            assert_int_equal(a->tile.is_lazy, b->tile.is_lazy);
+        }
+        saccade_plan_destroy(plans[1]);
+        saccade_plan_destroy(plans[0]);
+        saccade_mod_destroy((saccade_mod *)p.score);
+        saccade_mod_destroy((saccade_mod *)p.mask);
+    }
+}
+
 static void refusals(void **state)
 {
     saccade_nccl_id id = {{0}};
@@ -779,8 +811,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rows_move_compiles), cmocka_unit_test(programs_of_some_rows),
-        cmocka_unit_test(refusals),           cmocka_unit_test(equal_to_one_plan),
-        cmocka_unit_test(near_by_windows),    cmocka_unit_test(missing_rank),
+        cmocka_unit_test(tiles_of_some_rows), cmocka_unit_test(refusals),
+        cmocka_unit_test(equal_to_one_plan),  cmocka_unit_test(near_by_windows),
+        cmocka_unit_test(missing_rank),
     };
     setenv("SACCADE_CUDA_TILES", "large", 1); /* plans of some rows have no others */
     return cmocka_run_group_tests(tests, NULL, NULL);

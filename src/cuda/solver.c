@@ -106,13 +106,32 @@ static void destroy(saccade_plan *plan)
     plan->state = NULL;
 }
 
-static saccade_status emit(cu_state *s, saccade_plan *plan, saccade_error *err)
+static saccade_status emit(cu_state *s, const plan_problem *p, saccade_error *err)
 {
     strbuf text;
     strbuf_init(&text, 0);
-    const saccade_status status = cu_emit_mod(&plan->problem, &text, &s->facts, err);
+    const saccade_status status = cu_emit_mod(p, &text, &s->facts, err);
     s->mod_text = strbuf_steal(&text);
     strbuf_free(&text);
+    return status;
+}
+
+static saccade_status compile(cu_state *s, const plan_problem *p, saccade_error *err)
+{
+    if (!p->has_rows)
+        return cu_compile_programs(s, p, err);
+    plan_problem all = *p;
+    cu_state *whole = malloc(sizeof *whole);
+    FAIL_IF_NULL(whole);
+    *whole = *s; /* no program is in it yet */
+    whole->mod_text = NULL;
+    all.has_rows = whole->has_rows = 0;
+    saccade_status status = emit(whole, &all, err);
+    if (status == SACCADE_OK)
+        status = cu_compile_rows(s, p, whole, &all, err);
+    cu_free_programs(whole);
+    free(whole->mod_text);
+    free(whole);
     return status;
 }
 
@@ -158,11 +177,11 @@ static saccade_status create(saccade_plan *plan, saccade_error *err)
                : strcmp(tiles, "large") == 0 ? 'l'
                                              : 0;
     TRY_GOTO(choose_target(s, &plan->problem, &driver, err));
-    TRY_GOTO(emit(s, plan, err));
+    TRY_GOTO(emit(s, &plan->problem, err));
     TRY_GOTO(check_backward_fits(s, &plan->problem, err));
     if (plan->problem.gradients)
         TRY_GOTO(cu_backward_emit(s, &plan->problem, &plan->arena, err));
-    TRY_GOTO(cu_compile_programs(s, &plan->problem, err));
+    TRY_GOTO(compile(s, &plan->problem, err));
     if (s->is_present)
         TRY_GOTO(cu_load_programs(s, driver, err));
     if (s->is_present && plan->problem.has_head_max)

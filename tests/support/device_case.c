@@ -46,7 +46,7 @@ void expect_program_compiles(const char *file, const char *arch)
     }
 }
 
-void expect_plan_does_not_spill(const saccade_problem *p, int is_part, int program)
+saccade_plan *compiled_plan(const saccade_problem *p, int is_part)
 {
     saccade_error err = {0};
     saccade_plan *plan;
@@ -56,6 +56,12 @@ void expect_plan_does_not_spill(const saccade_problem *p, int is_part, int progr
         print_message("no NVRTC on this machine: nothing compiled\n");
         skip();
     }
+    return plan;
+}
+
+void expect_plan_does_not_spill(const saccade_problem *p, int is_part, int program)
+{
+    saccade_plan *plan = compiled_plan(p, is_part);
     const cu_image *image = &((const cu_state *)plan->state)->programs[program].image;
     assert_non_null(image->code);
     assert_int_equal(image->report.spill_bytes, 0);

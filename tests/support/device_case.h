@@ -46,8 +46,11 @@ int has_device(void); /* or says that there is none */
 /* Fails the test where a CUDA program without a mod does not compile, or spills, for sm_80 or
  * this one; skips it where there is no NVRTC. */
 void expect_program_compiles(const char *file, const char *arch);
-/* Makes a plan, one of some rows of a sequence where is_part. Fails the test where its program
- * of this number (cu_program) is missing or spills, skips it where there is no NVRTC. */
+/* Makes a plan, one of some rows of a sequence where is_part; skips the test where there is no
+ * NVRTC. */
+saccade_plan *compiled_plan(const saccade_problem *p, int is_part);
+/* Fails the test where such a plan's program of this number (cu_program) is missing or
+ * spills. */
 void expect_plan_does_not_spill(const saccade_problem *p, int is_part, int program);
 /* Whether case n is to be run: all are, or SACCADE_CUDA_CASES from SACCADE_CUDA_SEED on. */
 int is_device_case(int n);

@@ -169,6 +169,12 @@ saccade_status cu_compile_instance(const cu_state *s, const plan_problem *p, cu_
 /* Compiles every program of the plan, side by side; a form that spills gives way to the next
  * smaller one as far as there is one. needs: the texts of the mods. */
 saccade_status cu_compile_programs(cu_state *s, const plan_problem *p, saccade_error *err);
+/* cu_compile_programs for a plan of some rows of a sequence, whose results are the whole
+ * sequence's bits: forward's programs take the forms that the whole's have, whatever they spill
+ * here. whole: a state of the problem without rows (all), with its text; its programs are found
+ * and are the caller's to free. */
+saccade_status cu_compile_rows(cu_state *s, const plan_problem *p, cu_state *whole,
+                               const plan_problem *all, saccade_error *err);
 /* cu_compile_programs for backward's programs alone. */
 saccade_status cu_compile_backward(cu_state *s, const plan_problem *p, saccade_error *err);
 

@@ -159,7 +159,7 @@ static void begin_job(job *j, cu_state *s, const plan_problem *p, cu_program whi
 {
     cu_loaded *out = &s->programs[which];
     cu_form first = {0};
-    if (!cu_program_kinds[which].choose(s, p, 0, &first)) {
+    if (!cu_program_kinds[which].choose(s, p, end == ALL_FORMS ? 0 : rung, &first)) {
         out->form = (cu_form){0};
         return;
     }
@@ -247,6 +247,64 @@ saccade_status cu_compile_backward(cu_state *s, const plan_problem *p, saccade_e
     begin_jobs(jobs, s, p, BACKWARD, 0, ALL_FORMS);
     return end_backward(jobs, s, p, SACCADE_OK, err);
 }
+
+/* ---- rows of a sequence ---- */
+
+/* Programs of forward that look for a form of their own. On sm_90a the one with maxima has the
+ * main one's. */
+static int chooses_form(const cu_state *s, cu_program i)
+{
+    return i == CU_MAIN || is_in(i, OWN_TILE) || (i == CU_EXACT && s->family != CU_SM90);
+}
+
+/* Compiles those of the whole sequence that some rows of it have too. */
+static saccade_status compile_whole(cu_state *whole, const plan_problem *all, const cu_state *s,
+                                    const plan_problem *p, saccade_error *err)
+{
+    job jobs[CU_PROGRAMS] = {{0}};
+    saccade_status status = SACCADE_OK;
+    cu_form form;
+    for (int i = 0; i < CU_PROGRAMS; i++)
+        if (is_in((cu_program)i, OWN_TILE) && cu_program_kinds[i].choose(s, p, 0, &form))
+            begin_job(&jobs[i], whole, all, (cu_program)i, 0, ALL_FORMS);
+    begin_job(&jobs[CU_MAIN], whole, all, CU_MAIN, 0, ALL_FORMS);
+    status = end_job(&jobs[CU_MAIN], status, err);
+    if (status == SACCADE_OK && chooses_form(s, CU_EXACT))
+        begin_job(&jobs[CU_EXACT], whole, all, CU_EXACT, 0, ALL_FORMS);
+    status = end_job(&jobs[CU_EXACT], status, err);
+    return end_jobs(jobs, OWN_TILE, status, err);
+}
+
+/* Begins programs with the forms that the whole sequence's have. */
+static void begin_as_whole(job *jobs, cu_state *s, const plan_problem *p, const cu_state *whole)
+{
+    for (int i = 0; i < CU_PROGRAMS; i++)
+        if (chooses_form(s, (cu_program)i) && whole->programs[i].form.tile.groups)
+            begin_job(&jobs[i], s, p, (cu_program)i, whole->programs[i].rung,
+                      whole->programs[i].rung + 1);
+}
+
+saccade_status cu_compile_rows(cu_state *s, const plan_problem *p, cu_state *whole,
+                               const plan_problem *all, saccade_error *err)
+{
+    job jobs[CU_PROGRAMS] = {{0}};
+    begin_jobs(jobs, s, p, BACKWARD, 0, ALL_FORMS);
+    saccade_status status = compile_whole(whole, all, s, p, err);
+    s->programs[CU_MAIN].form = whole->programs[CU_MAIN].form;
+    s->programs[CU_MAIN].rung = whole->programs[CU_MAIN].rung;
+    if (status == SACCADE_OK) {
+        begin_as_whole(jobs, s, p, whole);
+        for (int i = 0; i < CU_PROGRAMS; i++)
+            if (is_in((cu_program)i, MAIN_TILE) && !jobs[i].is_begun)
+                begin_job(&jobs[i], s, p, (cu_program)i, 0, ALL_FORMS);
+    }
+    status = end_job(&jobs[CU_MAIN], status, err);
+    status = end_jobs(jobs, MAIN_TILE, status, err);
+    status = end_jobs(jobs, OWN_TILE, status, err);
+    return end_backward(jobs, s, p, status, err);
+}
+
+/* ---- a plan's programs ---- */
 
 /* The programs of the main one's first tile are through before it says which tile it takes. */
 static saccade_status end_main(job *jobs, cu_state *s, const plan_problem *p,
