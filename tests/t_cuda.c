@@ -913,6 +913,7 @@ static void text_of_mods(void **state)
         const char *score, *mask, *has;
     } rows[] = {{"alibi()", NULL, "#define MOD_SCORE SCORE_AFFINE"},
                 {"relative_bias()", NULL, "#define MOD_SCORE SCORE_AFFINE"},
+                {"score + float(kv - q) / 3.0", NULL, "* sac_inverse(3.f)"},
                 {"softcap(20)", NULL, "#define SCORE_UNIT 20.f"},
                 {"softcap(20)", NULL, "sac_tanh4("},
                 {"softcap(20)", NULL, "#define SCORE_TANH 1"},

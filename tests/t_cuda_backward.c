@@ -183,7 +183,8 @@ static const struct {
                  {"score * score", NULL, 64, 64, 0, SACCADE_GRADIENT_K | SACCADE_GRADIENT_V},
                  {NULL, NULL, 64, 64, 1, SACCADE_GRADIENT_V},
                  {NULL, "sliding_window(W)", 64, 64, 2, 0},
-                 {NULL, "natten_2d(16, 16, 5, 5)", 64, 48, 2, 0}};
+                 {NULL, "natten_2d(16, 16, 5, 5)", 64, 48, 2, 0},
+                 {"score + float(kv - q) / 3.0", NULL, 64, 64, 0, 0}};
 
 enum { INSTANCES = sizeof instances / sizeof instances[0] };
 
@@ -916,16 +917,26 @@ static void scores(void **state)
     static const chosen_case rows[] = {
         {{.problem = "b1 h4/2 q256 kv384 d64 bf16", .score = "softcap(20)", .mask = "causal()"},
          {0}},
+        {{.problem = "b1 h3 q200 kv250 d64 bf16",
+          .score = "score * 2.0 + float(kv - q) / float(3 * h)"}, /* by 0: 0 */
+         {0}},
         {{.problem = "b1 h4 q256 kv384 d128 bf16", .score = "alibi()", .mask = "causal()"},
          {.has_block_mask = 1}},
         {{.problem = "b1 h2 q200 kv260 d64 bf16", .score = "score + 0.1 * score * score"}, {0}},
-        {{.problem = "b2 h4/2 q300 kv450 d128 bf16", .score = "score + 0.1 * score * score",
-          .mask = "document(doc) && causal()", .kv_len = 430, .seed = 1},
+        {{.problem = "b2 h4/2 q300 kv450 d128 bf16",
+          .score = "score + 0.1 * score * score",
+          .mask = "document(doc) && causal()",
+          .kv_len = 430,
+          .seed = 1},
          {.has_block_mask = 1}},
-        {{.problem = "b1 h4/1 q333 kv290 d80 dv48 f16", .score = "score * sigmoid(score)",
-          .mask = "causal()", .q_offset = 50, .seed = 1},
+        {{.problem = "b1 h4/1 q333 kv290 d80 dv48 f16",
+          .score = "score * sigmoid(score)",
+          .mask = "causal()",
+          .q_offset = 50,
+          .seed = 1},
          {.has_block_mask = 1}},
-        {{.problem = "b2 h2 q333 kv290 d32 dv64 bf16", .score = "score * sigmoid(score)",
+        {{.problem = "b2 h2 q333 kv290 d32 dv64 bf16",
+          .score = "score * sigmoid(score)",
           .mask = "sliding_window(W)"},
          {.has_block_mask = 1}},
         {{.problem = "b2 h2 q333 kv290 d64 bf16", .score = "score > 0.5 ? score : 0.1 * score"},

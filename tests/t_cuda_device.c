@@ -74,6 +74,7 @@ static void halves(void **state)
         {.problem = "b2 h4/2 q130 kv300 d64 bf16", .mask = "causal()", .q_offset = 170},
         {.problem = "b1 h2 q200 kv260 d128 f16", .mask = "sliding_window(W)"},
         {.problem = "b1 h4 q300 kv300 d64 bf16", .score = "alibi()", .mask = "causal()"},
+        {.problem = "b1 h3 q100 kv200 d64 bf16", .score = "score + float(kv - q) / float(h)"},
         {.problem = "b1 h2 q100 kv200 d256 bf16", .score = "softcap(20)"},
         {.problem = "b1 h2 q200 kv2900 d64 bf16", .score = "softcap(20)", .data = CASE_WIDE},
         {.problem = "b1 h2 q200 kv900 d64 bf16", .score = "softcap(50)"},

@@ -44,14 +44,15 @@ int emit_is_line(const emitter *e, const mod_node *n)
 
 static void put_gain(const emitter *e, const mod_node *n, int var);
 
-/* gain of operand `moving`, and the other operand as a factor */
-static void put_scaled(const emitter *e, const mod_node *n, int moving, const char *between)
+/* gain of operand `moving`, times a function of the other operand */
+static void put_scaled(const emitter *e, const mod_node *n, int moving, int var,
+                       const char *function)
 {
     strbuf_puts(e->out, "(");
-    put_gain(e, emit_arg(e, n, moving & 1), moving >> 1);
-    strbuf_puts(e->out, between);
-    emit_value(e, e->out, emit_arg(e, n, 1 - (moving & 1)), (place){ROW, 0});
-    strbuf_puts(e->out, ")");
+    put_gain(e, emit_arg(e, n, moving), var);
+    strbuf_printf(e->out, " * %s(", function);
+    emit_value(e, e->out, emit_arg(e, n, 1 - moving), (place){ROW, 0});
+    strbuf_puts(e->out, "))");
 }
 
 /* What a line gains from one position of var to the next. */
@@ -74,10 +75,10 @@ static void put_gain(const emitter *e, const mod_node *n, int var)
         strbuf_puts(e->out, ")");
         return;
     case OP_fmul:
-        put_scaled(e, n, 2 * var + (emit_arg(e, n, 0)->deps & MOVING ? 0 : 1), " * ");
+        put_scaled(e, n, emit_arg(e, n, 0)->deps & MOVING ? 0 : 1, var, "");
         return;
     case OP_fdiv:
-        put_scaled(e, n, 2 * var, " / ");
+        put_scaled(e, n, 0, var, "sac_inverse");
         return;
     default: /* a sum or a difference */
         strbuf_puts(e->out, "(");

@@ -150,9 +150,9 @@ static int linear_sum(const emitter *e, const mod_node *n, int depth, linear *ou
     return ok;
 }
 
-/* x wrapped by text on both sides; by: a further operand that kv does not change, or NULL */
+/* before(x), or x times a factor that kv does not change: function(by), by NULL for none */
 static int linear_wrap(const emitter *e, const char *before, const mod_node *by,
-                       const char *between, const mod_node *x, int depth, linear *out)
+                       const char *function, const mod_node *x, int depth, linear *out)
 {
     linear inner;
     linear_init(&inner);
@@ -160,9 +160,12 @@ static int linear_wrap(const emitter *e, const char *before, const mod_node *by,
     strbuf *to[2] = {&out->slope, &out->rest};
     const strbuf *from[2] = {&inner.slope, &inner.rest};
     for (int i = 0; i < 2; i++) {
-        strbuf_printf(to[i], "(%s(%s)%s", before, strbuf_text(from[i]), between);
-        if (by)
+        strbuf_printf(to[i], "(%s(%s)", before, strbuf_text(from[i]));
+        if (by) {
+            strbuf_printf(to[i], " * %s(", function);
             emit_value(e, to[i], by, (place){ROW, 0});
+            strbuf_puts(to[i], ")");
+        }
         strbuf_puts(to[i], ")");
     }
     linear_free(&inner);
@@ -197,12 +200,12 @@ static int linear_of(const emitter *e, const mod_node *n, int depth, linear *out
     case OP_fmul: {
         const int side = emit_arg(e, n, 0)->deps & DEP_KV ? 0 : 1;
         return !(emit_arg(e, n, 1 - side)->deps & DEP_KV)
-               && linear_wrap(e, "", emit_arg(e, n, 1 - side), " * ", emit_arg(e, n, side),
+               && linear_wrap(e, "", emit_arg(e, n, 1 - side), "", emit_arg(e, n, side),
                               depth - 1, out);
     }
     case OP_fdiv:
         return !(emit_arg(e, n, 1)->deps & DEP_KV)
-               && linear_wrap(e, "", emit_arg(e, n, 1), " * sac_inverse", emit_arg(e, n, 0),
+               && linear_wrap(e, "", emit_arg(e, n, 1), "sac_inverse", emit_arg(e, n, 0),
                               depth - 1, out);
     default:
         return 0;
