@@ -17,7 +17,7 @@
 #include <sys/stat.h>
 #include <time.h>
 
-enum { MAX_HEADERS = 128, MAX_OPTIONS = 8, KEY_SIZE = 64, MAX_LOG = 200 };
+enum { MAX_HEADERS = 128, MAX_OPTIONS = 8, KEY_SIZE = 64 };
 
 #define NVRTC_FUNCTIONS(X)                                                                  \
     X(version, "nvrtcVersion", (int *major, int *minor))                                    \
@@ -235,6 +235,17 @@ static int add_no_cache(const program *p, const char *options[])
     return n;
 }
 
+/* The text is ours, an architecture that is not known the caller's. */
+static saccade_status say_failure(const program *p, const char *log, saccade_error *err)
+{
+    const char *arch = p->arch_option + sizeof "--gpu-architecture";
+    const char *error = strstr(log, "error") ? strstr(log, "error") : log;
+    FAIL_AT(strstr(log, "--gpu-architecture") != NULL, SACCADE_EBACKEND, "arch", 0, 0,
+            "got '%s', which the NVRTC here does not know", arch);
+    FAIL(SACCADE_EINTERNAL, "NVRTC fails on %s for %s: %.*s", p->entry, arch,
+         (int)strcspn(error, "\n"), error);
+}
+
 static saccade_status build(const program *p, cu_image *out, saccade_error *err)
 {
     saccade_status status = SACCADE_OK;
@@ -252,9 +263,8 @@ static saccade_status build(const program *p, cu_image *out, saccade_error *err)
         log = calloc(1, log_bytes + 1);
     FAIL_IF_NULL_GOTO(log);
     compiler.log(handle, log);
-    const char *error = strstr(log, "error");
-    FAIL_IF_GOTO(failed, SACCADE_EBACKEND, "NVRTC fails on %s for %s: %.*s", p->entry,
-                 p->arch_option + sizeof "--gpu-architecture", MAX_LOG, error ? error : log);
+    if (failed)
+        TRY_GOTO(say_failure(p, log, err));
     read_log(log, &out->report);
     out->report.seconds = (float)(seconds_now() - begin);
     TRY_GOTO(fetch(handle, strstr(p->arch_option, "compute_") != NULL, out, err));
