@@ -639,8 +639,9 @@ SACCADE_API saccade_status saccade_pages_check(const saccade_plan *plan,
                                                const saccade_forward_args *args,
                                                saccade_error *err);
 /* Bytes of workspace for runs of at most these sizes, SIZE_MAX for lengths that no run can
- * reach and for fewer heads or dims than the plan's, 0 for NULL; KV: logical keys. Of ragged
- * problems B is the number of sequences, Q and KV are those of the longest. */
+ * reach and for fewer heads or dims than the plan's, 0 for NULL. KV: logical keys, in pages as
+ * many as tables have room for (columns times page, or saccade_pages.KV), however few are live.
+ * Of ragged problems B is the number of sequences, Q and KV are those of the longest. */
 SACCADE_API size_t saccade_plan_workspace(const saccade_plan *plan, const saccade_sizes *sizes);
 /* Allocates, compiles and copies nothing; on CUDA it launches and does not wait. Threads change
  * no bit of the results. One plan may run from many threads at a time, each with its own

@@ -355,6 +355,16 @@ static void one_clear_line(void **state)
     r = good;
     r.at.KV = 100;
     expect(&r, plan, "pages.KV", "expected 150 or more");
+    r = good; /* one row of entries for both batches, which nobody reads */
+    r.at.indptr = NULL;
+    r.at.last_page_len = NULL;
+    r.tables.rank = 2;
+    r.tables.shape[0] = 2;
+    r.tables.shape[1] = 1 << 28;
+    r.tables.stride[0] = 0;
+    r.tables.stride[1] = 1;
+    r.at.KV = ((int64_t)1 << 31) + 64;
+    expect(&r, plan, "pages.KV", "expected 0 to 1073741824");
     r = good;
     r.pool_k.shape[2] = r.pool_v.shape[2] = 8;
     expect(&r, plan, "page", "got 8 keys, expected 16, the problem's page");

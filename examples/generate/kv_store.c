@@ -62,7 +62,8 @@ static int make_plan(kv_store *s, int64_t chunk, int threads, trouble *t)
     saccade_mod_destroy(generic);
     if (is_wrong)
         return wrong(&err, t);
-    const saccade_sizes most = {1, f->heads, f->kv_heads, chunk, f->context, f->dim, f->dim};
+    const saccade_sizes most = {1,      f->heads, f->kv_heads, chunk, s->pages * s->page,
+                                f->dim, f->dim};
     s->workspace_bytes = (saccade_plan_workspace(s->plan, &most) + 63) / 64 * 64;
     s->workspace = aligned_alloc(64, s->workspace_bytes + 64);
     return s->workspace ? 0 : refuse(t, "no memory for attention's workspace");

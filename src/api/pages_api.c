@@ -77,13 +77,13 @@ saccade_status api_read_pages(const saccade_plan *plan, const saccade_pages *pag
             (long long)size, wanted > 0 ? (long long)wanted : 1LL,
             wanted > 0 ? ", the problem's page" : " to 2^30");
     TRY(read_table(plan, pages, run->sizes.B, chunks, &most, err));
-    const int64_t held = most * size;
-    FAIL_AT(pages->KV < 0 || pages->KV > (most && !chunks->start ? held : MOST_KEYS),
-            SACCADE_EINVAL, "pages.KV", 0, 0, "got %lld, expected 0 to %lld",
-            (long long)pages->KV, (long long)(most && !chunks->start ? held : MOST_KEYS));
+    const int64_t held = smaller(most * size, MOST_KEYS);
+    const int64_t limit = most && !chunks->start ? held : MOST_KEYS;
+    FAIL_AT(pages->KV < 0 || pages->KV > limit, SACCADE_EINVAL, "pages.KV", 0, 0,
+            "got %lld, expected 0 to %lld", (long long)pages->KV, (long long)limit);
     FAIL_AT(!pages->KV && !most, SACCADE_EINVAL, "pages.KV", 0, 0,
             "got 0, expected the most keys of a batch: indptr lies on a GPU");
-    run->sizes.KV = pages->KV ? pages->KV : smaller(held, MOST_KEYS);
+    run->sizes.KV = pages->KV ? pages->KV : held;
     chunks->count = (int32_t)(chunks->start ? (run->sizes.KV + size - 1) / size : most);
     run->chunks = chunks;
     return SACCADE_OK;

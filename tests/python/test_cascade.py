@@ -129,3 +129,17 @@ def test_codes_and_the_largest_score():
     assert found.data_ptr() == more["out"].data_ptr() and largest.shape == (4,)
     torch.testing.assert_close(found, want)
     torch.testing.assert_close(largest, of_all)
+
+
+def test_absent_pages():
+    """Shared keys are seen by all queries; own ones too, where the mask tells."""
+    prefix, qkv, _ = case([2, 1], [32, 16], 1, 16, 4)
+    window = "q >= kv && q - kv < 1000"
+    prefix.table[2, 1] = -1
+    with pytest.raises(ValueError, match="block_table: got -1 in entry 1 of batch 2"):
+        prefix.attention(*qkv)
+    prefix.attention(*qkv, mask=window)
+    prefix.table[0, 1] = -1
+    for mask in ("causal()", None, window):
+        with pytest.raises(ValueError, match="block_table: got -1 in entry 1 of batch 0"):
+            prefix.attention(*qkv, mask=mask)

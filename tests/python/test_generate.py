@@ -56,8 +56,9 @@ def test_tokens_of_text_and_eager_tokens(made):
         numbers = ",".join(map(str, given[0].tolist()))
         by_number = run(path, "--tokens", numbers, "-n", 20, "--threads", 1)
         in_pages = run(path, "-p", prompt, "-n", 20, "--print-tokens", "--page", 7)
+        in_one = run(path, "-p", prompt, "-n", 20, "--print-tokens", "--page", 5000)
         assert [int(x) for x in by_text.split()] == expected
-        assert by_number == by_text == in_pages
+        assert by_number == by_text == in_pages == in_one
 
 
 def test_perplexity(made, tmp_path):

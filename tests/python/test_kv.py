@@ -94,3 +94,19 @@ def test_copies_are_refused():
         with pytest.raises(TypeError, match="expected one object"):
             copy_of(cache)
     assert cache.add() == 0
+
+
+def test_windows_longer_than_the_pool():
+    """Pages that no query sees any more are used again, for as many keys as were asked for."""
+    from saccade.torch import PagedCache
+
+    cache = PagedCache(1, pages=4, page=4, sequences=1, heads=1, head_dim=8, most_keys=100)
+    whole, s, window = torch.randn(1, 100, 8), cache.add(), "q >= kv && q - kv < 4"
+    for t in range(100):
+        cache.step([s], [1])
+        cache.append(0, *[whole[:, t : t + 1]] * 2)
+        cache.drop(s, max(0, cache.length(s) - 4))
+        if t % 33 == 0:
+            q, keys = torch.randn(1, 2, 1, 8), whole[None, :, : t + 1]
+            want = cached_attention(q, keys, keys, window)
+            torch.testing.assert_close(cache.attend(0, q, window), want)

@@ -88,3 +88,21 @@ def test_block_masks_are_for_flex_attention():
     block_mask = st.create_block_mask("q >= kv", None, None, 1, 16, device="cpu")
     with pytest.raises(TypeError, match="mask: got a BlockMask, expected a callable, or text"):
         by_table([0, 1, 9, 2], mask=block_mask)
+
+
+def test_what_has_no_keys():
+    q, empty = torch.randn(2, 4, 1, 16), POOL[:, :, :0]
+    with pytest.raises(ValueError, match="key: got pages of 0 keys, expected 1 or more"):
+        given = dict(block_table=numbers(0, 1).view(2, 1), seq_lens=numbers(1, 1))
+        st.cached_attention(q, empty, empty, **given)
+    with pytest.raises(ValueError, match="key: got a pool of 0 pages, expected 1 or more"):
+        st.cached_attention(q, POOL[:0], POOL[:0], **given)
+    with pytest.raises(ValueError, match="got a table of 0 columns, expected 1 or more"):
+        given["block_table"] = numbers().view(2, 0)
+        st.cached_attention(q, POOL, POOL, **given)
+    with pytest.raises(ValueError, match="key: got 0 keys, expected 1 or more"):
+        st.cached_attention(q, POOL[:2, :, :0], POOL[:2, :, :0])
+    with pytest.raises(ValueError, match="got head dims 0 and 16, expected 1 or more"):
+        st.cached_attention(q[..., :0], POOL[:2, ..., :0], POOL[:2])
+    with pytest.raises(ValueError, match="seq_lens: got indices without lengths"):
+        st.cached_attention(q, POOL, POOL, indices=numbers(0, 1), indptr=numbers(0, 1, 2))

@@ -108,7 +108,7 @@ class PagedCache(Cache):
             )
 
     def _make_tables(self, sequences, keys):
-        columns = -(-min(keys, self.pages * self.page) // self.page)
+        columns = -(-keys // self.page)
         whole: dict[str, Any] = {"dtype": torch.int32, "device": self.device}
         self._table = torch.full((sequences, columns), -1, **whole)
         self._lengths = torch.zeros(sequences, **whole)

@@ -14,6 +14,7 @@ from .graph_breaks import out_of_graphs
 from .mask_objects import own_dimensions
 from .mods import Resolved, view
 from .serving import cached_attention, is_causal_text, resolved
+from .tables import Keys, check_absent
 
 
 class SharedPrefix:
@@ -83,8 +84,11 @@ class SharedPrefix:
                 f"query: got {B} sequences of {Q} rows, pages of {key.shape[2]}, expected "
                 f"{self.B} of {self.rows}, pages of {self.page}"
             )
-        if mask is not None and query.device.type == "cpu":
-            self._check_seen(mask, query.shape[1], key.shape[1])
+        shared = self._shared_lengths() if query.device.type == "cpu" else None
+        if shared is not None:
+            self._check_present(shared, mask, key.shape[0])
+        if shared is not None and mask is not None:
+            self._check_seen(shared, mask, query.shape[1], key.shape[1])
         if Q > 1:  # rows of all sequences at one stride
             query = query.transpose(1, 2).contiguous().transpose(1, 2)
         return cached_attention(
@@ -94,17 +98,35 @@ class SharedPrefix:
             kernel_options=kernel_options,
         )  # fmt: skip
 
-    def _check_seen(self, mask, H, Hkv):
-        """Raises where the mask hides a shared key of a query. Tables that can't be are for the
-        library to refuse."""
+    def _shared_lengths(self):
+        """Shared keys of each sequence; None for tables that can't be, which the library
+        refuses."""
         groups, lengths, _ = self.shared
         counts = groups.diff()
         if groups[0] or int(counts.sum()) != self.B or bool((counts < 0).any()):
-            return
+            return None
         shared = lengths.repeat_interleave(counts)
-        first = self.lengths - self.rows
         if self.lengths.shape != shared.shape or bool((self.lengths < shared).any()):
-            return
+            return None
+        return shared
+
+    def _check_present(self, shared, mask, pages):
+        """Raises for a page of -1 that holds shared keys, which all queries see, or with no
+        mask or a causal one a sequence's own."""
+        table = self.table.clone()
+        first = self.shared[0][:-1][self.shared[0].diff() > 0]
+        of_shared = torch.arange(table.shape[1]) < (shared // self.page)[:, None]
+        others = torch.ones(self.B, dtype=torch.bool)
+        others[first.long()] = False
+        table[others[:, None] & of_shared] = 0  # not read
+        is_causal = mask is not None and is_causal_text(resolved(mask, "mask", "cpu"))
+        seen = self.lengths if mask is None or is_causal else shared
+        keys = Keys("block_table", table, None, seen, self.page, pages)
+        check_absent(keys, None, self.rows, False)
+
+    def _check_seen(self, shared, mask, H, Hkv):
+        """Raises where the mask hides a shared key of a query."""
+        first = self.lengths - self.rows
         found = resolved(mask, "mask", "cpu")
         if is_causal_text(found):
             seen = torch.minimum(shared, (first + 1).clamp(min=0)).tolist()

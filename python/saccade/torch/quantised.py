@@ -52,6 +52,10 @@ def quantize(
         got = f"rank {x.dim()} on {x.device}" if is_plain else brief(x)
         raise ValueError(f"x: got {got}, expected a tensor of rank 4 on the host")
     check_memory("x", x)
+    if x.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        raise ValueError(f"x: got {x.dtype}, expected torch.float32, float16 or bfloat16")
+    if not x.numel():
+        raise ValueError(f"x: got shape {tuple(x.shape)}, expected 1 or more of each dimension")
     B, H, N, D = x.shape
     for name, n, by in (("tokens", N, tokens), ("channels", D, channels)):
         count_of(name, by)

@@ -137,8 +137,9 @@ def cached_attention(
         head_max = query.new_full((1, form.H), -torch.inf, dtype=stats_dtype(query))
         if ragged[0]:  # q may have more rows than sequences
             row_max = query.new_empty(query.shape[:-1], dtype=stats_dtype(query))
-    if not query.numel():  # no rows: nothing is read
+    if 0 in query.shape[:-1]:  # no rows: nothing is read
         return _found(out, lse, head_max, return_lse)
+    check_keys(key, block_table if indices is None else indices)
     args = _Arguments(query.device)
     for name, t in (("sinks", sinks), ("out", out), ("k_scale", k_scale), ("v_scale", v_scale)):
         if t is not None:
@@ -157,6 +158,8 @@ def cached_attention(
         raise ValueError("kv_offset: expected q_offset beside it, and no cu_seqlens")
     if seq_lens is not None and last_page_len is not None:
         raise ValueError("last_page_len: got it and seq_lens, expected one of them")
+    if indices is not None and seq_lens is None and last_page_len is None:
+        raise ValueError("seq_lens: got indices without lengths, expected it or last_page_len")
     if any(ragged):
         at_end = isinstance(q_offset, str)
         B = args.ragged(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, at_end)
@@ -237,12 +240,24 @@ def _form_of(q, k, v, ragged, paged):
 def _check(q, k, v, form, table, indices):
     check_devices(q, k, v)
     no_gradients(query=q, key=k, value=v)
+    if 0 in (form.D, form.Dv):
+        raise ValueError(f"got head dims {form.D} and {form.Dv}, expected 1 or more")
     if form.page and k.dim() != 4:
         raise ValueError("cu_seqlens_k: got it beside tables of pages, expected one of them")
     if table is not None and indices is not None:
         raise ValueError("got both block_table and indices, expected one")
     if form.Hkv == 0 or form.H % form.Hkv:
         raise ValueError(f"got {form.H} heads over {form.Hkv}, expected a multiple")
+
+
+def check_keys(key, table):
+    """Raises where there are none. table: of the pages of a pool, or None."""
+    if key.dim() == 4 and key.shape[2] == 0:
+        got = "0 keys" if table is None else "pages of 0 keys"
+        raise ValueError(f"key: got {got}, expected 1 or more")
+    if table is not None and 0 in (key.shape[0], table.shape[-1]):
+        what = "key: got a pool of 0 pages" if key.shape[0] == 0 else "got a table of 0 columns"
+        raise ValueError(f"{what}, expected 1 or more")
 
 
 def _check_lengths(q_offset, indices, indptr, last_page_len, max_q, max_k, ragged):

@@ -29,7 +29,7 @@ from .flex import MaskMod, ScoreMod, with_sinks
 from .mods import dtype_name
 from .once import last
 from .outside import check_apart, in_transforms, is_apart
-from .serving import _Arguments, _backend, _mods, check_fixed
+from .serving import CODES, _Arguments, _backend, _mods, check_fixed, check_keys
 
 
 def varlen_attention(
@@ -91,6 +91,8 @@ def varlen_attention(
         _check_starts("cu_seqlens_k", cu_seqlens_k, query.device)
     lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, align == "end")
     query, key, value = query.resolve_neg(), key.resolve_neg(), value.resolve_neg()
+    if block_table is not None:
+        check_keys(key, block_table)
     call = _Call(query, key, value, mask, score, scale, kernel_options)
     call.lengths, call.paged = lengths, (block_table, seq_lens)
     call.clears = sinks is not None
@@ -122,6 +124,10 @@ def _check(q, k, v, table):
     for name, t, dims in (("query", q, 3), ("key", k, rank), ("value", v, rank)):
         check_rows(name, t, dims)
     check_devices(q, k, v)
+    if k.dtype in CODES or v.dtype in CODES:
+        raise ValueError(
+            f"key: got {k.dtype}, expected the dtype of query; cached_attention takes codes"
+        )
 
 
 class _Call:
