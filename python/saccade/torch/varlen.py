@@ -25,7 +25,7 @@ from .checks import (
     scale_of,
 )
 from .dropout import drawn_state
-from .flex import MaskMod, ScoreMod, with_sinks
+from .flex import MaskMod, ScoreMod
 from .mods import dtype_name
 from .once import last
 from .outside import check_apart, in_transforms, is_apart
@@ -64,7 +64,8 @@ def varlen_attention(
     dropout_p: as in flex_attention; which weights are kept follows from a sequence's number and
     from places within it. Gradients of query, key, value, sinks and every float tensor that
     score captures follow, from out and lse; those of pools are sums over all places that name a
-    key. Returns out, or (out, lse) with lse [T, H].
+    key. Rows behind cu_seqlens_q[-1], as padding leaves them, are 0, their lse -inf. Returns
+    out, or (out, lse) with lse [T, H].
     """
     if not is_apart():
         given = query, key, value, cu_seqlens_q, cu_seqlens_k, block_table, seq_lens
@@ -95,19 +96,18 @@ def varlen_attention(
         check_keys(key, block_table)
     call = _Call(query, key, value, mask, score, scale, kernel_options)
     call.lengths, call.paged = lengths, (block_table, seq_lens)
-    call.clears = sinks is not None
+    if sinks is not None:
+        sinks = sinks.to(stats_dtype(query)).resolve_neg()
     if dropout_p:
         call.weight, call.state = weight_of(float(dropout_p)), drawn_state(query)
     check_fixed(call.mods[1:])
-    inputs = (query, key, value, *(t for _, t, _ in call.learned))
-    if torch.is_grad_enabled() and any(t.requires_grad for t in inputs):
+    inputs = (query, key, value, sinks, *(t for _, t, _ in call.learned))
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
         if torch._C._are_functorch_transforms_active():
             raise NotImplementedError(in_transforms("varlen_attention"))
         out, lse = _Varlen.apply(call, *inputs)
     else:
-        out, lse = call.forward(query, key, value, return_lse or sinks is not None)
-    if sinks is not None:
-        out, lse = with_sinks(out, lse, sinks.to(lse.dtype))
+        out, lse = call.forward(query, key, value, sinks, return_lse)
     return (out, lse) if return_lse else out
 
 
@@ -136,7 +136,6 @@ class _Call:
     lengths: tuple  # cu_seqlens and maxima of queries and of keys, alignment to the end
     paged: tuple  # block_table and seq_lens, or two None
     weight = state = None  # of calls that drop weights: the mod, seed and offset
-    clears = False  # whether rows of no sequence are to be 0, lse -inf: all are read here
 
     def __init__(self, q, k, v, mask, score, scale, options):
         self.mods = _mods(score, mask, q)
@@ -146,10 +145,12 @@ class _Call:
         self.dtypes, self.scale = (dtype_name(q), dtype_name(k)), scale_of(scale)
         self.backend, self.is_invariant = _backend(options, q)
 
-    def plan(self, q, k, gradients, captures=()):
+    def plan(self, q, k, sinks, gradients, captures=()):
         page = k.shape[2] if self.paged[0] is not None else 0
         bound = [m.bound if m is not None else None for m in self.mods]
         more = (("page", page), ("ragged", 1), ("batch_invariant", self.is_invariant))
+        if sinks is not None:
+            more += (("sinks_dtype", abi.DTYPES[dtype_name(sinks)]),)
         if self.weight is not None:
             more += (("weight", self.weight.handle),)
         with torch.cuda.device_of(q):
@@ -195,41 +196,49 @@ class _Call:
             a.tensors(dropout=self.state)
         return a
 
-    def forward(self, q, k, v, wants_lse):
-        plan = self.plan(q, k, 0)
+    def forward(self, q, k, v, sinks, wants_lse):
+        plan = self.plan(q, k, sinks, 0)
         out = q.new_empty((*q.shape[:2], v.shape[-1]))
         lse = q.new_empty(q.shape[:2], dtype=stats_dtype(q)) if wants_lse else None
-        if self.clears:
-            out.zero_()
-            lse.fill_(-torch.inf)
+        clear_rows_of_none(self.lengths[0], out, lse)
         a = self.arguments(abi.ForwardArgs, q.device, k)
-        a.tensors(q=q, k=k, v=v, out=out, lse=lse)
+        a.tensors(q=q, k=k, v=v, out=out, lse=lse, sinks=sinks)
         if self.paged[0] is not None and not q.is_cuda:
             a.check_tables(plan, k, self.mods[1], self.lengths[0].diff())
         a.run(plan, plan.workspace(*self.sizes(k)), q)
         return out, lse
 
     def backward(self, given, needs, d_out, d_lse):
-        """needs: of q, k, v and then of what the score captures."""
-        q, k, v, out, lse = given
-        learned = [x for x, wanted in zip(self.learned, needs[3:]) if wanted]
+        """needs: of q, k, v, sinks and then of what the score captures."""
+        q, k, v, out, lse, sinks = given
+        learned = [x for x, wanted in zip(self.learned, needs[4:]) if wanted]
         bits = sum(1 << i for i, wanted in enumerate(needs[:3]) if wanted)
         bits |= abi.GRADIENT_CAPTURES if learned else 0
-        plan = self.plan(q, k, bits, tuple(name for name, _, _ in learned))
+        bits |= abi.GRADIENT_SINKS if needs[3] else 0
+        plan = self.plan(q, k, sinks, bits, tuple(name for name, _, _ in learned))
         new = torch.zeros_like if self.paged[0] is None else torch.empty_like
         makes = torch.zeros_like, new, new  # rows of no sequence stay 0; pools have none
         made = [make(t) if w else None for make, t, w in zip(makes, (q, k, v), needs)]
         a = self.arguments(abi.BackwardArgs, q.device, k)
         a.tensors(q=q, k=k, v=v, out=out, lse=lse, d_out=d_out.contiguous().resolve_neg())
         a.tensors(d_lse=None if d_lse is None else d_lse.contiguous().resolve_neg())
-        a.tensors(d_q=made[0], d_k=made[1], d_v=made[2])
+        made.append(torch.empty_like(sinks) if needs[3] else None)
+        a.tensors(d_q=made[0], d_k=made[1], d_v=made[2], sinks=sinks, d_sinks=made[3])
         sums = [q.new_empty(t.shape, dtype=stats_dtype(q)) for _, _, t in learned]
         a.gradients([name for name, _, _ in learned], sums)
         room = a.backward_room(plan) if learned else plan.backward_workspace(*self.sizes(k))
         a.run(plan, room, q, "backward")
         return made + Slots.as_captured(
-            [t for _, t, _ in self.learned], needs[3:], iter(sums)
+            [t for _, t, _ in self.learned], needs[4:], iter(sums)
         )
+
+
+def clear_rows_of_none(starts, out, lse):
+    """Rows of no sequence are those behind the last: 0, lse -inf. Only the host knows which."""
+    tail = 0 if starts.is_cuda else max(0, int(starts[-1]))
+    out[tail:].zero_()
+    if lse is not None:
+        lse[tail:].fill_(-torch.inf)
 
 
 def _tensors_of(score):
@@ -242,11 +251,11 @@ def _tensors_of(score):
 
 class _Varlen(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, call, q, k, v, *_):
-        out, lse = call.forward(q, k, v, True)
+    def forward(ctx, call, q, k, v, sinks, *_):
+        out, lse = call.forward(q, k, v, sinks, True)
         also = [t for t in (*call.lengths[:2], *call.paged) if t is not None]
         captured = [t for m in call.mods if m is not None for t in m.captured]
-        ctx.save_for_backward(q, k, v, out, lse, *also, *captured)
+        ctx.save_for_backward(q, k, v, out, lse, sinks, *also, *captured)
         ctx.call = call
         ctx.set_materialize_grads(False)
         return out, lse
@@ -260,7 +269,7 @@ class _Varlen(torch.autograd.Function):
         message = NO_SECOND_OF.format("varlen_attention")
 
         def one(d_out, d_lse, saved):
-            given = saved[:5]  # the others: a change in place is an error
+            given = saved[:6]  # the others: a change in place is an error
             with torch.no_grad():
                 d = torch.zeros_like(given[3]) if d_out is None else d_out
                 made = ctx.call.backward(given, needs, d, d_lse)
