@@ -6,6 +6,8 @@ torch = pytest.importorskip("torch")
 
 import saccade.torch as st  # noqa: E402
 
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+
 
 def dense(q, k, v, sinks, live):
     s = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
@@ -153,3 +155,58 @@ def test_a_sink_keeps_no_second_output():
         sizes.append(sum(saved.values()))
         del out
     assert sizes[1] - sizes[0] < q.numel() * 2
+
+
+@pytest.mark.parametrize("shape", [(4,), (1, 4, 37), (2, 4, 1), (2, 4, 37)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("needs", [(True,) * 5, (False, False, False, True, False)])
+@pytest.mark.parametrize("device", DEVICES)
+def test_in_the_run_as_behind_it(shape, dtype, needs, device):
+    """In float64 they are added behind the run, by torch."""
+    torch.manual_seed(3)
+    given = [torch.randn(2, h, 37, 16, dtype=dtype) for h in (4, 2, 2)]
+    given += [torch.randn(shape), torch.randn(4, 37)]
+    rates = torch.randn(3, 2, 4, 37, 16, dtype=dtype), torch.randn(3, 2, 4, 37)
+
+    def gradients(given, rates, is_batched):
+        given = [t.detach().requires_grad_(w) for t, w in zip(given, needs)]
+        q, k, v, sinks, x = given
+        made = st.flex_attention(
+            q, k, v, lambda s, b, h, i, j: s + x[h, j], "causal()", enable_gqa=True,
+            sinks=sinks, return_lse=True,
+        )  # fmt: skip
+        wanted = [t for t in given if t.requires_grad]
+        return [*made, *torch.autograd.grad(made, wanted, rates, is_grads_batched=is_batched)]
+
+    for is_batched in (True, False):
+        if not is_batched:
+            rates = [r[0] for r in rates]
+        on_device = [[t.to(device) for t in x] for x in (given, rates)]
+        made = gradients(*on_device, is_batched)
+        want = gradients([t.double() for t in given], [r.double() for r in rates], is_batched)
+        for got, exact in zip(made, want):
+            by = 2e-2 if dtype == torch.bfloat16 else 1e-5
+            torch.testing.assert_close(got.cpu().double(), exact, rtol=by, atol=by)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("heads", [2, 3, 8])
+@pytest.mark.parametrize("device", DEVICES)
+def test_batch_invariant(dtype, heads, device):
+    """A batch with sinks has the bits of its sequences alone, and of decoding them."""
+    torch.manual_seed(1)
+    q, k, v = (torch.randn(16, heads, 32, dtype=dtype).to(device) for _ in range(3))
+    sinks, options = torch.randn(heads).to(device), {"BATCH_INVARIANT": True}
+    starts = torch.tensor([0, 5, 14, 16], dtype=torch.int32, device=device)
+    options = dict(sinks=sinks, kernel_options=options)
+    whole = st.varlen_attention(q, k, v, starts, max_seqlen_q=9, **options)
+    for i, j in zip(starts[:-1].tolist(), starts[1:].tolist()):
+        ends = torch.tensor([0, j - i], dtype=torch.int32, device=device)
+        own = q[i:j], k[i:j], v[i:j], ends
+        alone = st.varlen_attention(*own, max_seqlen_q=j - i, **options)
+        assert torch.equal(whole[i:j], alone)
+        four = [t.transpose(0, 1)[None] for t in own[:3]]
+        flex = st.flex_attention(*four, None, "causal()", **options)
+        assert torch.equal(flex, alone.transpose(0, 1)[None])
+        last = st.cached_attention(four[0][:, :, -1:], *four[1:], **options)
+        assert torch.equal(last, flex[:, :, -1:])

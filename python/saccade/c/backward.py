@@ -14,8 +14,9 @@ _TENSOR_BYTES = abi.PACK_TENSOR.size
 _BINDING_BYTES = C.sizeof(abi.Binding)
 _MOST_BINDINGS = 128  # a mask's and a score's captures
 _TENSORS = 10  # q k v out lse d_out d_lse d_q d_k d_v
-_ROOM, _STREAM, _DROPOUT = (
-    getattr(abi.BackwardArgs, n).offset // 8 for n in ("workspace", "stream", "dropout")
+_ROOM, _STREAM, _DROPOUT, _SINKS, _D_SINKS = (
+    getattr(abi.BackwardArgs, n).offset // 8
+    for n in ("workspace", "stream", "dropout", "sinks", "d_sinks")
 )
 _D_CAPTURES, _BINDINGS = (
     getattr(abi.BackwardArgs, n).offset // 8 for n in ("d_captures", "bindings")
@@ -99,21 +100,28 @@ class _Frame:
         self.loaded = a
 
 
-def workspace(a: Arguments, dropout: int = 0) -> int:
+def workspace(a: Arguments, dropout: int = 0, sinks: tuple[int, int] = (0, 0)) -> int:
     """Bytes for a run of these arguments, which hold the addresses of their tensors."""
     frame, n = _Frame(), C.c_size_t()
     frame.load(a)
-    frame.words[_DROPOUT] = dropout
+    words = frame.words
+    words[_DROPOUT], words[_SINKS], words[_D_SINKS] = dropout, *sinks
     _call = abi.lib.saccade_backward_workspace
     abi.check(_call(a.plan, frame.address, C.byref(n), frame.error_place), frame.error)
     return n.value
 
 
 def run(
-    a: Arguments, addresses: Sequence[int], room: int, stream: int, dropout: int = 0
+    a: Arguments,
+    addresses: Sequence[int],
+    room: int,
+    stream: int,
+    dropout: int = 0,
+    sinks: tuple[int, int] = (0, 0),
 ) -> None:
     """addresses: of those of the ten tensors that are there, of captures' gradients, and of
-    the score's captures; dropout: as objects.run has it."""
+    the score's captures; dropout: as objects.run has it; sinks: where the saccade_tensors of
+    sinks and of their gradient lie."""
     try:
         frame = _local.frame
     except AttributeError:
@@ -124,6 +132,7 @@ def run(
     for place, address in zip(a.places, addresses):
         words[place] = address
     words[_ROOM], words[_STREAM], words[_DROPOUT] = room, stream, dropout
+    words[_SINKS], words[_D_SINKS] = sinks
     status = _backward(a.plan, frame.address, frame.error_place)
     if status:
         abi.check(status, frame.error)

@@ -215,7 +215,7 @@ _ENDING = struct.Struct(
     _LAST.format + (_ARGS_BYTES - _HEAD.size - _TAIL.size - _LAST.size) * "x"
 )
 ENDING = _ENDING.pack
-_DROPOUT = abi.ForwardArgs.dropout.offset // 8
+_DROPOUT, _SINKS = (getattr(abi.ForwardArgs, n).offset // 8 for n in ("dropout", "sinks"))
 assert _HEAD.size + _TAIL.size + _ENDING.size == _ARGS_BYTES
 _WORKSPACE, _STREAM = (
     getattr(abi.ForwardArgs, n).offset // 8 for n in ("workspace", "stream")
@@ -271,10 +271,10 @@ def tail(block_mask, binding_array, n_bindings) -> bytes:
     )
 
 
-def run(plan_handle, wanted: int, rest: bytes, dropout: int = 0) -> None:
+def run(plan_handle, wanted: int, rest: bytes, dropout: int = 0, sinks: int = 0) -> None:
     """saccade_forward. wanted: 1 lse, 2 row_max; rest: the bytes of a saccade_forward_args
-    after the addresses, then those of q k v out lse row_max (absent: NO_TENSOR); dropout: where
-    the saccade_tensor of seed and offset lies."""
+    after the addresses, then those of q k v out lse row_max (absent: NO_TENSOR); dropout,
+    sinks: where the saccade_tensor of seed and offset, and that of sinks, lie."""
     try:
         frame = _local.frame
     except AttributeError:
@@ -282,6 +282,8 @@ def run(plan_handle, wanted: int, rest: bytes, dropout: int = 0) -> None:
     frame.bytes[:] = frame.heads[wanted] + rest
     if dropout:
         frame.words[_DROPOUT] = dropout
+    if sinks:
+        frame.words[_SINKS] = sinks
     status = _forward(plan_handle, frame.address, frame.error_place)
     if status:
         abi.check(status, frame.error)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes as C
 import functools
 
 import torch
 from torch.autograd import forward_ad
 
+from ..c import objects
 from .batched import NO_SECOND_BATCHED, gradients_of_each, is_batched, is_many, of_each
 from .calls import FakeCall
-from .checks import NO_SECOND, NO_THIRD
+from .checks import NO_SECOND, NO_SECOND_OF, NO_THIRD
 from .gradients import gradients, second
 from .memory import NO_VMAP
-from .mods import place
+from .mods import place, view
 from .once import last
 from .warm import extension
 
@@ -61,6 +63,44 @@ class Out(torch.autograd.Function):
             if made is not None:
                 return made
         return _backward(ctx, d_out, None)
+
+
+class WithSinks(torch.autograd.Function):
+    """Attention with sinks, an input of the node too."""
+
+    @staticmethod
+    def forward(ctx, entry, query, key, value, sinks, *captured):
+        call = entry.call
+        out, lse, row_max = call(query, key, value, entry.tail)
+        ctx.set_materialize_grads(False)
+        ctx.entry = entry
+        ctx.save_for_backward(query, key, value, out, lse, *captured, *call.of_mask, sinks)
+        if row_max is not None:
+            ctx.mark_non_differentiable(row_max)
+        return out, lse, row_max
+
+    @staticmethod
+    def backward(ctx, d_out, d_lse, _):
+        check_rates(d_out, d_lse)
+        saved, (_, *needs) = ctx.saved_tensors, ctx.needs_input_grad
+        if d_out is None and d_lse is None:
+            return None, *[None] * len(needs)
+        one = functools.partial(_with_sinks, ctx.entry, needs)
+        if is_batched(d_out, d_lse):
+            return None, *gradients_of_each(one, needs, d_out, d_lse, saved)
+        return None, *one(d_out, d_lse, saved)
+
+
+def _with_sinks(entry, needs, d_out, d_lse, saved):
+    """For each of needs: the gradients of query, key, value, sinks and the captured tensors."""
+    *others, sinks = saved
+    d_sinks = torch.empty_like(sinks) if needs[3] else None
+    held = objects.c_tensor(view(d_sinks)) if needs[3] else None
+    with torch.no_grad():
+        at = 0 if held is None else C.addressof(held)
+        made = _gradients(entry, (*needs[:3], *needs[4:]), d_out, d_lse, others, at)
+    made = (*made[:3], d_sinks, *made[3:])
+    return last(NO_SECOND_OF.format("flex_attention with sinks"), made, (d_out, d_lse, *saved))
 
 
 def _is_watched():
@@ -137,7 +177,7 @@ class Gradient(torch.autograd.Function):
         return None, None, out, lse, *made[2:5], None, None, *more, *[None] * rest
 
 
-def _gradients(entry, needs, d_out, d_lse, saved):
+def _gradients(entry, needs, d_out, d_lse, saved, d_sinks=0):
     """For each of needs: those of query, key, value and the captured tensors."""
     slots = entry.slots
     if isinstance(entry.call, FakeCall):
@@ -146,7 +186,7 @@ def _gradients(entry, needs, d_out, d_lse, saved):
     given = saved[5 : 2 + len(needs)]
     captures = slots.placed(given, saved[0].device.type) if slots else ()
     wanted = needs if slots is None else slots.by_name(needs)
-    made, layout = gradients(entry.call, wanted, *saved[:5], d_out, d_lse, captures)
+    made, layout = gradients(entry.call, wanted, *saved[:5], d_out, d_lse, captures, d_sinks)
     _keep_warm(entry, layout, needs, saved, d_out, captures)
     if len(needs) == 3:
         return tuple(made)
@@ -162,6 +202,8 @@ def _keep_warm(entry, layout, needs, saved, d_out, captures):
     """The next backward call of the same layout goes by the extension, if it can."""
     call = getattr(entry.call, "call", entry.call)  # of what drops weights: what it is for all
     if not layout.is_new or call.copies or d_out is None or d_out.stride(3) != 1:
+        return
+    if entry.call.sinks:
         return
     layout.is_new, run = False, None
     if entry.slots is None or None not in entry.slots.places:
@@ -233,10 +275,13 @@ def node(entry, query, key, value, captured):
     return out_of(entry, query, key, value, *captured), None, None
 
 
-def apply(entry, query, key, value, captured):
+def apply(entry, query, key, value, captured, sinks=None):
     """The same for tensors that may be anything."""
     if torch._C._are_functorch_transforms_active():
         raise NotImplementedError(NO_VMAP)
+    if sinks is not None:
+        out, lse, row_max = WithSinks.apply(entry, query, key, value, sinks, *captured)
+        return out, lse if entry.shows_lse else None, row_max
     if entry.shows_lse or entry.call.row_max:
         return Attention.apply(entry, query, key, value, *captured)
     return Out.apply(entry, query, key, value, *captured), None, None

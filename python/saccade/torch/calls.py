@@ -20,9 +20,10 @@ _FEW_KEYS = 320
 
 class Runner:
     """What calls of one problem share: plan, captures, block mask, workspace. needs: for which
-    of q, k, v and the score's captures backward is to make gradients; none: forward only."""
+    of q, k, v and the score's captures backward is to make gradients; none: forward only.
+    sinks: the dtype of those that runs will have, by its name."""
 
-    def __init__(self, q, k, v, score, mask, scale, backend, needs=(), dropout=0.0):
+    def __init__(self, q, k, v, score, mask, scale, backend, needs=(), dropout=0.0, sinks=""):
         self.keep = [score.bound] if score is not None else []
         self.more = ()
         if dropout:
@@ -39,6 +40,8 @@ class Runner:
             names, views = names + [n for n, _ in extra], views + [v for _, v in extra]
         device, (B, H, Q, D) = q.device.type, q.shape
         backend, is_invariant = way_of(backend)
+        if sinks:
+            self.more += (("sinks_dtype", abi.DTYPES[sinks]),)
         if is_invariant:
             self.more += (("batch_invariant", is_invariant),)
         if backend == "auto":  # nothing but the reference computes in f64
@@ -73,9 +76,10 @@ class Runner:
         self.handle = handle.handle if handle else 0
         self.keep.append(handle)
 
-    def plan_for(self, needs) -> objects.Plan:
+    def plan_for(self, needs, trains_sinks=False) -> objects.Plan:
         """The plan that makes these gradients; the block mask is ready for it."""
         bits = sum(1 << i for i, wanted in enumerate(needs[:3]) if wanted)
+        bits |= abi.GRADIENT_SINKS if trains_sinks else 0
         wanted = tuple(n for n, w in zip(self.names, needs[3:]) if w)
         bits |= abi.GRADIENT_CAPTURES if wanted else 0
         hint = self.short if bits else 0
@@ -123,7 +127,8 @@ _LEAST, SMALL = 1 << 20, 64 << 20
 class Call:
     """A runner for tensors of one layout: everything of the C arguments but addresses."""
 
-    dropout = 0  # where seed and offset lie, of calls that drop weights
+    # where seed and offset lie, of calls that drop weights, and sinks, of those that have them
+    dropout = sinks = 0
 
     def __init__(self, runner, q, k, v, want_lse, want_max, may_keep=True):
         self.runner, self.plan = runner, runner.plan.handle
@@ -179,8 +184,8 @@ class Call:
             slot.tensor.data = address
         return objects.tail(runner.handle, array, runner.n_bindings), array
 
-    def __call__(self, q, k, v, tail, dropout=0):
-        if self.warm is not None:
+    def __call__(self, q, k, v, tail, dropout=0, sinks=0):
+        if self.warm is not None and not sinks:
             made = self.warm(tail, dropout, q, k, v)
             if made is not None:
                 return made
@@ -223,6 +228,7 @@ class Call:
                 )
             ),
             dropout,
+            sinks,
         )
         return out, lse, row_max
 
@@ -230,7 +236,7 @@ class Call:
 class FakeCall:
     """Shapes and strides of the results, for tensors without data."""
 
-    of_mask, dropout, warm_backward = (), 0, (None, None, None)
+    of_mask, dropout, sinks, warm_backward = (), 0, 0, (None, None, None)
 
     def __init__(self, want_lse, want_max):
         self.lse, self.row_max = want_lse, want_max
@@ -322,13 +328,14 @@ def decoded(q, k, v):
 
 def new_call(
     q, k, v, score, mask, scale, backend, want_lse, want_max, needs=(), dropout=0.0,
-    may_keep=True,
+    may_keep=True, sinks="",
 ):  # fmt: skip
     """may_keep: whether the call may keep a workspace on a GPU for the next."""
     made_q, made_k, made_v = prepared(q, k, v)
     # plans and copies of block masks are made for the current device
     with torch.cuda.device_of(q):
-        runner = Runner(made_q, made_k, made_v, score, mask, scale, backend, needs, dropout)
+        tensors, weights = (made_q, made_k, made_v), (dropout, sinks)
+        runner = Runner(*tensors, score, mask, scale, backend, needs, *weights)
     call = Call(runner, made_q, made_k, made_v, want_lse, want_max, may_keep)
     call.copies = made_q is not q or made_k is not k or made_v is not v
     if call.copies:

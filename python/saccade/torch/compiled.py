@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from . import dynamo, masks, warm
+from .beside import CallBeside, drawn_state
 from .block_mask import BlockMask, noop_mask
 from .calls import autocast, decoded, new_call, output_like, stats_dtype
 from .checks import (
@@ -32,7 +33,6 @@ from .checks import (
     mask_of_call,
     way_of,
 )
-from .dropout import DrawnCall, drawn_state
 from .entries import run
 from .gradients import gradient_like, gradients
 from .graph_masks import of_number, stands_for
@@ -73,7 +73,7 @@ class _OpCall:
         return all(map(torch.equal, [*lists, *captures[self.n_tensors :]], self.read))
 
     def _drawn(self, state):
-        return self.call if state is None else DrawnCall(self.call, state)
+        return self.call if state is None else CallBeside(self.call, state)
 
     def __call__(self, q, k, v, captures, state):
         call = self._drawn(state)

@@ -19,9 +19,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from ..c.abi import BadValue
 from . import warm
 from .autograd import Slots, apply, node, out_of
+from .beside import Beside
 from .bounds import check_score
 from .calls import FakeCall, autocast, decoded, new_call
-from .dropout import Drawn
 from .checks import (
     NoRows,
     backend_of,
@@ -33,7 +33,7 @@ from .checks import (
 from .masks import block_mask_of, mask_or_mod
 from .mask_slices import noop_mask
 from .memory import refuse_wrapped
-from .mods import AnyMod, Resolved, as_tensor, in_names_of
+from .mods import AnyMod, Resolved, as_tensor, dtype_name, in_names_of
 from .no_rows import of_no_rows
 from .watch import Watch, held_at, identity, layout, owners
 
@@ -46,6 +46,7 @@ _calls: dict = {}
 _patterns: dict = {}
 _warm: dict = {}  # by identity of the mods; then the extension looks at the tensors
 _ENTRIES = 512
+PLAIN = 0.0, "", False  # at which rate weights are dropped, the dtype of sinks, if they train
 _lock = threading.Lock()
 
 
@@ -121,16 +122,21 @@ class _Entry:
         return captured
 
 
-def run(q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gqa, dropout=0.0):
+def run(
+    q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gqa, dropout=0.0,
+    sinks=None,
+):  # fmt: skip
+    """flex_attention for tensors with memory. sinks: in the dtype of lse."""
     key = is_recorded = None
+    is_apart = options or dropout or sinks is not None
     try:
-        if warm.extension is not None and not (options or dropout):
+        if warm.extension is not None and not is_apart:
             made = warm.extension.call(
                 q, k, v, score_mod, block_mask, scale, want_lse, want_max, gqa
             )
             if made is not None:
                 return made
-        if warm.extension is not None and not (options or dropout or _is_to_cast(q, k, v)):
+        if warm.extension is not None and not (is_apart or _is_to_cast(q, k, v)):
             is_recorded = torch.is_grad_enabled()
             key = (
                 identity(score_mod),
@@ -150,22 +156,28 @@ def run(q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gqa,
                 return found.call(q, k, v, found.tail)
     except BadValue as reason:
         raise _in_names_of(reason, score_mod, block_mask) from None
+    beside, trains_sinks = PLAIN, False
+    if is_apart:
+        trains_sinks = sinks is not None and sinks.requires_grad and torch.is_grad_enabled()
+        beside = dropout, "" if sinks is None else dtype_name(sinks), trains_sinks
     try:
         found, q, k, v = _find(
-            q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gqa, dropout
+            q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gqa, beside
         )
         if key is not None and found.is_kept:
             _keep_warm(key, found, q, k, v, is_recorded, score_mod, block_mask)
-        if dropout:
-            found = Drawn(found, q)
+        if dropout or sinks is not None:
+            found = Beside(found, q, dropout, sinks)
     except NoRows:
+        if sinks is not None:
+            raise
         return of_no_rows(q, k, v, score_mod, want_lse, want_max)
     except (AttributeError, RuntimeError):
         check_call(q, k, v, gqa)  # says what is wrong with them, if anything is
         raise
     try:
-        if found.needs:
-            return apply(found, q, k, v, [ref() for ref in found.captured])
+        if found.needs or trains_sinks:
+            return apply(found, q, k, v, [ref() for ref in found.captured], sinks)
         return found.call(q, k, v, found.tail)
     except RuntimeError as reason:
         if isinstance(q, FakeTensor):
@@ -244,7 +256,7 @@ def _needs(q, k, v):
     return 8 + q.requires_grad + 2 * k.requires_grad + 4 * v.requires_grad
 
 
-def _find(q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gqa, dropout):
+def _find(q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gqa, beside):
     """The entry of a call, and its tensors as autocast wants them."""
     if q.device.type != "meta" and torch.is_autocast_enabled(q.device.type):
         q, k, v = autocast(q, k, v)
@@ -271,7 +283,7 @@ def _find(q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gq
         want_max,
         backend_of(options),
         gqa,
-        (torch.get_num_threads(), dropout),
+        (torch.get_num_threads(), *beside),
         _needs(q, k, v),
     )
     found = _entries.get(key)
@@ -283,7 +295,8 @@ def _find(q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gq
 
 
 def _make(key, q, k, v, score_mod, block_mask):
-    scale, (want_lse, want_max, backend, gqa, (_, dropout), needs) = key[2], key[15:]
+    scale, (want_lse, want_max, backend, gqa, (_, *beside), needs) = key[2], key[15:]
+    dropout, sinks, trains_sinks = beside
     if q.device.type == "meta" or isinstance(q, FakeTensor):
         check_layout(q, k, v)
         check_shapes(q, k, v, gqa)
@@ -317,8 +330,10 @@ def _make(key, q, k, v, score_mod, block_mask):
     if call is None:
         if score is not None:
             check_score(score, mask, q, k)
-        lse = want_lse or bool(wanted)
-        call = new_call(q, k, v, score, mask, scale, backend, lse, want_max, wanted, dropout)
+        lse = want_lse or trains_sinks or bool(wanted)
+        call = new_call(
+            q, k, v, score, mask, scale, backend, lse, want_max, wanted, dropout, sinks=sinks
+        )
         if content:
             _keep(_calls, content, call, [mask] if mask is not None else [])
     tail, array = call.bound_to([v.address for v in score.views] if score is not None else [])

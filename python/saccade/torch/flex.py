@@ -11,8 +11,9 @@ from torch.autograd import forward_ad, profiler
 
 from . import active, flops, rules  # noqa: F401
 from .block_mask import BlockMask
-from .calls import new_call
+from .calls import new_call, stats_dtype
 from .checks import (
+    NoRows,
     backend_of,
     check_aux,
     check_call,
@@ -237,16 +238,61 @@ def _without_dropout():
 
 
 def _with_sinks(sinks, wanted, return_lse, return_aux, given, options):
+    """Sinks are given to the run where it can have them, else added to what it makes."""
+    out, lse, row_max = (_in_run if _runs_here(given) else _behind)(
+        sinks, wanted, given, options
+    )
+    if return_aux is not None:
+        return out, AuxOutput(lse if wanted.lse else None, row_max)
+    return (out, lse) if return_lse else out
+
+
+def _runs_here(given):
+    """Whether a call is run, as it is and by the library's own kernels: the reference's
+    gradients have a derivative too, which sinks in the run have not."""
+    query = given[0]
+    return (
+        type(query) is torch.Tensor
+        and query.device.type in ("cpu", "cuda")
+        and query.dtype is not torch.float64
+        and active.parallel is None
+        and not (is_recorded() or _is_transformed())
+        and forward_ad._current_level < 0
+    )
+
+
+def _in_run(sinks, wanted, given, options):
+    query, key, value, score_mod, block_mask, scale, enable_gqa = given
+    call = run
+    if profiler._is_profiler_enabled:
+        call = functools.partial(_profiled, run)
+    try:
+        return call(
+            query,
+            key,
+            value,
+            score_mod,
+            block_mask,
+            scale,
+            options["kernel_options"],
+            wanted.lse,
+            wanted.max_scores,
+            enable_gqa,
+            float(options["dropout_p"]),
+            sinks.to(stats_dtype(query)).resolve_neg(),
+        )
+    except NoRows:
+        return _behind(sinks, wanted, given, options)
+
+
+def _behind(sinks, wanted, given, options):
     """What a row is without its sink, times sigmoid(lse - sink)."""
     out, aux = flex_attention(
         *given, return_aux=AuxRequest(True, wanted.max_scores), **options
     )
     sink = sinks.to(aux.lse.dtype)
     sink = sink.view(1, -1, 1) if sink.dim() == 1 else sink
-    out, lse = with_sinks(out, aux.lse, sink)
-    if not wanted.lse:
-        return out if return_aux is None else (out, AuxOutput(None, aux.max_scores))
-    return (out, lse) if return_lse else (out, AuxOutput(lse, aux.max_scores))
+    return *with_sinks(out, aux.lse, sink), aux.max_scores
 
 
 def with_sinks(out, lse, sink):

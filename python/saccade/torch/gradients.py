@@ -17,12 +17,13 @@ _HALVES = torch.bfloat16, torch.float16
 
 class _Layout:
     """Everything of the C arguments but addresses, for inputs of one layout and one choice of
-    gradients. needs: of q, k and v, then of each capture of the score."""
+    gradients. needs: of q, k and v, then of each capture of the score. sinks: where sinks and
+    their gradient lie."""
 
-    def __init__(self, call, needs, inputs, captures):
+    def __init__(self, call, needs, inputs, captures, sinks):
         runner, (q, k, v) = call.runner, inputs[:3]
         with torch.cuda.device_of(q), _lock:
-            self.plan = runner.plan_for(needs)
+            self.plan = runner.plan_for(needs, sinks[1] != 0)
         B, H, Q, D = q.shape
         self.room = self.plan.backward_workspace(B, H, k.shape[1], Q, k.shape[2], D, v.shape[3])
         self.makers = [_maker(t) if w else None for t, w in zip((q, k, v), needs)]
@@ -51,7 +52,7 @@ class _Layout:
         self.call, self.wants_lse, self.is_new = call, inputs[6] is not None, True
         if call.cuda >= 0 or wanted:  # what results hold meanwhile, sums of captures' shapes
             self.room = self.arguments.room = backward.workspace(
-                self.arguments, call.dropout
+                self.arguments, call.dropout, sinks
             )
 
     def warm(self, needs, saved, d_out, captures):
@@ -106,11 +107,11 @@ def gradient_like(t, batch):
     return (_empty_dense if is_copied else _maker(t))(t)
 
 
-def gradients(call, needs, q, k, v, out, lse, d_out, d_lse, captures):
+def gradients(call, needs, q, k, v, out, lse, d_out, d_lse, captures, d_sinks=0):
     """Gradients of q, k and v, None where needs says so, then those of the captures that it
     names; and the layout that they were made by, which may not be call.layout any more: other
     threads run meanwhile. captures: what the score's captures are now, by its names, ready for
-    the kernel."""
+    the kernel. d_sinks: where the saccade_tensor of the sinks' gradient lies, 0 for none."""
     given = q, k, v
     if call.copies:
         q, k, v = prepared(q, k, v)
@@ -129,12 +130,14 @@ def gradients(call, needs, q, k, v, out, lse, d_out, d_lse, captures):
         lse.stride(),
         d_out.stride(),
         d_lse is not None and d_lse.stride(),
+        d_sinks != 0,
         [t.stride() for t in captures],
     )
     known = call.layout
     if known is None or known[0] != key:
-        known = call.layout = key, _Layout(call, needs, inputs, captures)
-    made = _run(call, known[1], inputs, captures)
+        sinks = call.sinks, d_sinks
+        known = call.layout = key, _Layout(call, needs, inputs, captures, sinks)
+    made = _run(call, known[1], inputs, captures, d_sinks)
     if call.copies:
         made[:3] = [_summed(d, t) for d, t in zip(made, given)]
     return made, known[1]
@@ -147,7 +150,7 @@ def _summed(gradient, t):
     return gradient.sum(0, keepdim=True)
 
 
-def _run(call, layout, inputs, captures):
+def _run(call, layout, inputs, captures, d_sinks):
     made = [f(t) if f else None for f, t in zip(layout.makers, inputs)]
     places = [t.data_ptr() for t in inputs if t is not None]
     places += [t.data_ptr() for t in made if t is not None]
@@ -162,7 +165,8 @@ def _run(call, layout, inputs, captures):
         room_at = (room.data_ptr() + 63) & ~63
     if call.cuda >= 0:
         stream = current_stream(call.cuda)
-    backward.run(layout.arguments, places, room_at, stream, call.dropout)
+    sinks = call.sinks, d_sinks
+    backward.run(layout.arguments, places, room_at, stream, call.dropout, sinks)
     return made
 
 

@@ -9,6 +9,7 @@ import torch
 
 from ..c import abi, objects
 from .autograd import Slots, check_rates
+from .beside import drawn_state
 from .batched import gradients_of_each, is_batched
 from .calls import autocast, stats_dtype, weight_of
 from .checks import (
@@ -24,7 +25,6 @@ from .checks import (
     count_of,
     scale_of,
 )
-from .dropout import drawn_state
 from .flex import MaskMod, ScoreMod
 from .mods import dtype_name
 from .once import last

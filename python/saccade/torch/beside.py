@@ -1,0 +1,56 @@
+"""What a call is given beside its tensors: random numbers that drop weights, and sinks. An
+entry with them stands for one call alone.
+
+Random numbers come from PyTorch's generator of the query's device, so that manual_seed repeats
+them, and checkpointing, which restores the generator, makes the same weights again."""
+
+from __future__ import annotations
+
+import ctypes as C
+
+import torch
+
+from ..c import objects
+from .calls import FakeCall
+from .mods import view
+
+
+def drawn_state(q):
+    """Seed and offset of one call."""
+    return torch.randint(2**62, (2,), dtype=torch.int64, device=q.device)
+
+
+class CallBeside:
+    """A call with its random numbers (state) and sinks, or None; all else is the call's."""
+
+    def __init__(self, call, state, sinks=None):
+        self.call, self.state = call, state
+        self.keep = [None if t is None else objects.c_tensor(view(t)) for t in (state, sinks)]
+        self.dropout, self.sinks = (0 if t is None else C.addressof(t) for t in self.keep)
+
+    def __call__(self, q, k, v, tail):
+        return self.call(q, k, v, tail, self.dropout, self.sinks)
+
+    def __getattr__(self, name):
+        return getattr(self.call, name)
+
+    @property
+    def layout(self):
+        return self.call.layout
+
+    @layout.setter
+    def layout(self, value):
+        self.call.layout = value
+
+
+class Beside:
+    """An entry for one call."""
+
+    def __init__(self, entry, q, drops, sinks):
+        self.entry, self.call = entry, entry.call
+        if not isinstance(self.call, FakeCall):
+            state = drawn_state(q) if drops else None
+            self.call = CallBeside(self.call, state, None if sinks is None else sinks.detach())
+
+    def __getattr__(self, name):
+        return getattr(self.entry, name)
