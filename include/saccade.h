@@ -488,18 +488,18 @@ typedef struct saccade_problem {
      * and kv as mods see them alone: docs/language.md. */
     const saccade_mod *weight;
     /* SACCADE_INVARIANT (1): the bits of a row of out, lse and row_max follow from its own
-     * query, from the keys that its mask leaves it and from where these stand; not from what
-     * else is in the run: other batches, heads and rows, how many rows there are (prefill or
-     * decode), keys past those that the row sees, threads. On Hopper that costs 1 to 13
-     * percent, and one short sequence of few queries twice the time; elsewhere on CUDA, and
-     * there in ragged, quantised, f32 and dropout problems, over some rows of a sequence, with
-     * imported or selected block masks and rows that do not lie on 16 bytes, few rows leave
-     * most of the device idle. Its workspace has room for the parts of B H rows.
-     * SACCADE_INVARIANT_SHORT (2) lets runs of up to 128 rows of a sequence be short on CUDA:
-     * they have bits of their own, which follow from the row alone as well, but are not those
-     * of longer runs. A row that shares 256 keys with an infinity or NaN in V is right but may
-     * differ, as may f32 rows of head dims above 128 beside a NaN row on CUDA; there q, k, v
-     * and out must all lie on 16 bytes, or never. Gradients are not concerned. */
+     * query, from the keys that its mask leaves it and from where these stand (their positions
+     * and their numbers in K); not from what else is in the run: other batches, heads and rows,
+     * how many rows there are (prefill or decode), keys past those that the row sees, threads.
+     * On Hopper that costs 1 to 13 percent, and one short sequence of few queries twice the
+     * time; elsewhere on CUDA, and there in ragged, quantised, f32 and dropout problems, over
+     * some rows of a sequence, with imported or selected block masks and rows that do not lie
+     * on 16 bytes, few rows leave most of the device idle. Its workspace has room for the parts
+     * of B H rows. SACCADE_INVARIANT_SHORT (2) lets runs of up to 128 rows of a sequence be
+     * short on CUDA: they have bits of their own, which follow from the row alone as well, but
+     * are not those of longer runs. A row that shares 256 keys with an infinity or NaN in V is
+     * right but may differ, as may f32 rows of head dims above 128 beside a NaN row on CUDA;
+     * there q, k, v and out must all lie on 16 bytes, or never. Gradients are not concerned. */
     int32_t batch_invariant;
     int32_t tangents;      /* 1: saccade_tangent is to run with this plan; 0: only back end
                             * ref can */

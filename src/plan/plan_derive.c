@@ -95,10 +95,10 @@ static saccade_status check_flags(const saccade_problem *p, saccade_error *err)
         FAIL_AT(flags[i].value < 0 || flags[i].value > flags[i].most, SACCADE_EINVAL,
                 flags[i].name, 0, 0, "got %d, expected 0%s", flags[i].value,
                 flags[i].most == 1 ? " or 1" : ", 1 or 2");
-    FAIL_AT(
-        p->ragged && (p->k_scale_tokens > 1 || p->v_scale_tokens > 1), SACCADE_EINVAL, "ragged",
-        0, 0,
-        "got scales that several rows share, expected one a row, or one for all of K and V");
+    FAIL_AT(p->ragged && !p->page && (p->k_scale_tokens > 1 || p->v_scale_tokens > 1),
+            SACCADE_EINVAL, "ragged", 0, 0,
+            "got scales that several rows share, expected one a row or one for all of K and V: "
+            "sequences begin anywhere in a group (pages do not)");
     FAIL_AT(p->tangents && (p->ragged || p->page || quant_is_dtype(p->kv_dtype)),
             SACCADE_EINVAL, "tangents", 0, 0,
             "got a problem that is ragged, in pages or quantised, expected keys in one piece "

@@ -7,6 +7,7 @@ torch = pytest.importorskip("torch")
 import saccade.torch as st  # noqa: E402
 from saccade.c.abi import SaccadeError  # noqa: E402
 
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 B, H, HKV, KV, D, DV = 2, 4, 2, 48, 32, 16
 GROUPS = [dict(tokens=0), dict(tokens=0, shared=True), dict(tokens=1), dict(tokens=16),
           dict(tokens=0, channels=1), dict(tokens=8, channels=4)]
@@ -93,3 +94,36 @@ def test_what_does_not_fit():
 def test_groups_divide():
     with pytest.raises(ValueError, match="tokens: got 64, expected 0 or a divisor of 100"):
         st.quantize(torch.randn(1, 1, 100, 8), tokens=64)
+
+
+@pytest.mark.parametrize("dtype", ["e4m3", "i8", "i4"])
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("query_dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "groups", [dict(tokens=0, channels=1), dict(tokens=8), dict(tokens=4, channels=8)]
+)
+def test_ragged_queries_over_pages(dtype, device, query_dtype, groups):
+    """Scales that keys of a page share, as those of channels."""
+    torch.manual_seed(5)
+    page, dim = 16, 64
+    k, v = (torch.randn(8, HKV, page, dim) for _ in range(2))
+    (kc, ks), (vc, vs) = (st.quantize(x, dtype, **groups) for x in (k, v))
+    cache = [x.to(device) for x in (kc, vc)]
+    scales = dict(k_scale=ks.to(device), v_scale=vs.to(device))
+    table = torch.tensor([[5, 0, 3], [1, 4, 2], [6, 7, 6]], dtype=torch.int32, device=device)
+    lengths = torch.tensor([48, 33, 20], dtype=torch.int32, device=device)
+    counts, ends = (9, 1, 4), [0, 9, 10, 14]
+    q = torch.randn(14, H, dim, dtype=query_dtype).to(device)
+    starts = torch.tensor(ends, dtype=torch.int32, device=device)
+    got = st.cached_attention(q, *cache, block_table=table, seq_lens=lengths,
+                              cu_seqlens_q=starts, max_seqlen_q=9, **scales)  # fmt: skip
+    numbers_of = [numbers(*x, dtype).to(device) for x in ((kc, ks), (vc, vs))]
+    for b, n in enumerate(counts):
+        own = q[ends[b] : ends[b + 1]].transpose(0, 1)[None]
+        places = dict(block_table=table[b : b + 1], seq_lens=lengths[b : b + 1])
+        alone = st.cached_attention(own, *cache, **places, **scales)[0].transpose(0, 1)
+        exact = st.cached_attention(own.float(), *numbers_of, **places)[0].transpose(0, 1)
+        by = 1e-5 if query_dtype is torch.float32 else 4e-2
+        for want in (alone, exact):
+            torch.testing.assert_close(got[ends[b] : ends[b + 1]].float(), want.float(),
+                                       rtol=by, atol=by)  # fmt: skip
