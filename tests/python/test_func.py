@@ -365,6 +365,29 @@ def test_batched_gradients(dtype, wants_lse):
     )
 
 
+def test_gradients_batched_in_another_thread(monkeypatch):
+    """As autograd has one for each GPU, where no vmap is on."""
+    import threading
+
+    from saccade.torch import autograd, batched
+
+    def in_thread(run, *tensors):
+        found = []
+        thread = threading.Thread(target=lambda: found.append(of_each(run, *tensors)))
+        thread.start()
+        thread.join()
+        return found[0]
+
+    of_each = batched.of_each
+    monkeypatch.setattr(batched, "of_each", in_thread)
+    monkeypatch.setattr(autograd, "of_each", in_thread)
+    x, k, v = (torch.randn(1, 2, 5, 8, requires_grad=True) for _ in range(3))
+    out, rows = st.flex_attention(x, k, v, None, "causal()"), torch.randn(1, 1, 2, 5, 8)
+    (one,) = torch.autograd.grad(out, x, rows[0], retain_graph=True)
+    (many,) = torch.autograd.grad(out, x, rows, is_grads_batched=True)
+    assert torch.equal(many[0], one)
+
+
 def test_batched_second_derivatives():
     """hessian(vectorize=True), and is_grads_batched around create_graph and before it."""
     functional = torch.autograd.functional

@@ -26,9 +26,8 @@ def is_many(*tensors) -> bool:
 def of_each(run, *tensors):
     """run(*tensors), a tuple, for each that they stand for under torch.autograd's own vmap, one
     after the other: operators in between are seen by autograd, as nodes under it are not."""
-    level = torch._C._vmapmode_increment_nesting() - 1
-    torch._C._vmapmode_decrement_nesting()
     are_many = list(map(_is_old, tensors))
+    level = _level_of(tensors[are_many.index(True)])
     rows = [
         torch._remove_batch_dim(t, level, 1, 0) if many else t
         for t, many in zip(tensors, are_many)
@@ -39,6 +38,19 @@ def of_each(run, *tensors):
         made.append(run(*[t[i] if many else t for t, many in zip(rows, are_many)]))
     stacked = [None if ts[0] is None else torch.stack(ts) for ts in zip(*made)]
     return tuple(None if t is None else torch._add_batch_dim(t, 0, level) for t in stacked)
+
+
+_MOST_LEVELS = 64  # of vmaps around each other, as PyTorch counts them
+
+
+def _level_of(t):
+    """The innermost vmap that t stands for many under. The count of them is of no use: it is
+    this thread's, and gradients on a GPU are made in a thread that autograd has for it."""
+    for level in range(_MOST_LEVELS, 0, -1):
+        sizes = {torch._remove_batch_dim(t, level, n, 0).shape[0] for n in (2, 3)}
+        if len(sizes) == 1:  # what there is, and not what was asked for
+            return level
+    raise AssertionError("a batched tensor of no level")
 
 
 def gradients_of_each(run, needs, d_out, d_lse, saved):
