@@ -139,3 +139,35 @@ def test_packed_by_captures_is_ragged(window):
     )
     torch.testing.assert_close(out, want, rtol=1e-5, atol=1e-6)
     assert not out[:, 9:].any() and out[:, :9].any()
+
+
+def test_options_of_all_calls(monkeypatch):
+    """kernel_options reach every call, of generation and of continuous batching."""
+    from saccade.torch import transformers as ours
+
+    seen = []
+
+    def spy(call):
+        def watched(*given, **options):
+            seen.append((call.__name__, options["kernel_options"]))
+            return call(*given, **options)
+
+        return watched
+
+    for name in ("flex_attention", "cached_attention"):
+        monkeypatch.setattr(ours, name, spy(getattr(ours, name)))
+    options = {"BATCH_INVARIANT": True}
+    st.register_transformers("saccade_invariant", kernel_options=options)
+    model = made(CONFIGS["gpt_oss"]())
+    assert torch.equal(
+        tokens(model, "saccade_invariant", padded("left")),
+        tokens(model, "eager", padded("left")),
+    )
+    rows = torch.randn(1, 4, 5, 16)
+    starts = torch.tensor([0, 5])
+    packed = transformers.AttentionInterface()["saccade_invariant_packed"]
+    packed(None, rows, rows, rows, None, cu_seq_lens_q=starts, cu_seq_lens_k=starts)
+    assert {name for name, _ in seen} == {"flex_attention", "cached_attention"}
+    assert all(given == options for _, given in seen)
+    with pytest.raises(ValueError, match="kernel_options"):
+        st.register_transformers(kernel_options={"BATCH_INVARIANT": "often"})

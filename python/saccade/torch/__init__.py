@@ -67,11 +67,13 @@ def __getattr__(name: str) -> Any:
     return borrowed(name)
 
 
-def register_transformers(name: str = "saccade") -> None:
+def register_transformers(
+    name: str = "saccade", *, kernel_options: Optional[dict[str, Any]] = None
+) -> None:
     """Makes attn_implementation=name work in Hugging Face Transformers."""
     from .transformers import register_transformers as register
 
-    register(name)
+    register(name, kernel_options=kernel_options)
 
 
 def context_parallel(*arguments: Any, **options: Any) -> Any:

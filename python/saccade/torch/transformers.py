@@ -6,12 +6,15 @@ traced, proven and kept, so neither a Q x KV mask nor its evaluation exists.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
+from typing import Any, Optional
 
 import torch
 
 from .block_mask import BlockMask
+from .checks import backend_of
 from .flex import flex_attention
 from .masks import and_masks, create_block_mask
 from .mods import mask, score
@@ -83,6 +86,7 @@ def _attention(
     position_bias=None,
     is_causal=None,
     output_attentions=False,
+    kernel_options=None,
     **_,
 ):
     """transformers' attention interface; query [B, H, Q, D] -> [B, Q, H, D]."""
@@ -125,6 +129,7 @@ def _attention(
         block_mask,
         scaling,
         enable_gqa=True,
+        kernel_options=kernel_options,
         sinks=s_aux,
         dropout_p=dropout if module.training else 0.0,
     )
@@ -147,6 +152,7 @@ def _packed(
     softcap=None,
     s_aux=None,
     sliding_window=None,
+    kernel_options=None,
     **kwargs,
 ):
     """The same for continuous batching: rows and keys of all sequences lie side by side, query
@@ -159,7 +165,7 @@ def _packed(
             f"saccade: got cu_seq_lens of {cu_q.shape[0]} and {cu_k.shape[0]}, expected as many"
         )
     change = None if softcap is None else score("softcap(c)", c=float(softcap))
-    options = dict(scale=scaling, sinks=s_aux)
+    options = dict(scale=scaling, sinks=s_aux, kernel_options=kernel_options)
     if query.is_cuda:
         live = _of_one_sequence(cu_q, cu_k, query.shape[2], key.shape[2], sliding_window)
         out = cached_attention(query, key, value, live, change, q_offset=0, **options)
@@ -288,9 +294,13 @@ def _has_own_code(config) -> bool:
 _registered: set[str] = set()
 
 
-def register_transformers(name: str = "saccade") -> None:
+def register_transformers(
+    name: str = "saccade", *, kernel_options: Optional[dict[str, Any]] = None
+) -> None:
     """Makes attn_implementation=name work in every model that uses the attention interface; for
-    others, as Bloom, Falcon, MPT and MPNet, it is a ValueError."""
+    others, as Bloom, Falcon, MPT and MPNet, it is a ValueError. kernel_options: of all calls,
+    as flex_attention takes them."""
+    backend_of(kernel_options)
     try:
         from transformers import AttentionInterface
         from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
@@ -299,9 +309,16 @@ def register_transformers(name: str = "saccade") -> None:
             "saccade: transformers 4.53 or newer is needed for "
             "register_transformers (pip install './python[transformers]')"
         ) from reason
-    AttentionInterface.register(name, _attention)
+    attention, packed = _attention, _packed
+    if kernel_options is not None:
+        attention, packed = (
+            functools.partial(f, kernel_options=dict(kernel_options))
+            for f in (attention, packed)
+        )
+    AttentionInterface.register(name, attention)
     ALL_MASK_ATTENTION_FUNCTIONS.register(name, _mask)
-    AttentionInterface.register(name + "_packed", _packed)  # which no mask is made for
+    # which no mask is made for
+    AttentionInterface.register(name + "_packed", packed)
     if name not in _registered:
         _registered.add(name)
         _admit(name)
