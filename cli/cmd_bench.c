@@ -1,6 +1,7 @@
 /* saccade bench: suites of problems, each row timed by the median of runs after a warm-up and
  * set against a ceiling measured in this very process: multiply-add (or bf16) peak for work on
  * many queries, bandwidth of memory for decode. */
+#include "apart.h"
 #include "bench.h"
 #include "files.h"
 
@@ -130,8 +131,9 @@ static saccade_status write_table(const bench_table *table, const char *path,
 static saccade_status run_and_write(bench *b, saccade_error *err)
 {
     const char *csv = b->args->csv, *plot = b->args->plot;
-    CLI_FAIL_IF(csv && plot && strcmp(csv, plot) == 0, SACCADE_EINVAL, "--plot",
-                "got the file of --csv, expected another");
+    const cli_file both[] = {{"--csv", csv}, {"--plot", plot}};
+    if (csv && plot)
+        CLI_TRY(apart_check(b->args, both, 2, err));
     if (csv)
         CLI_TRY(outfile_check(csv, err));
     if (plot)

@@ -1,12 +1,10 @@
 /* saccade run: attention over NumPy files. Outputs are opened before the work and renamed when
  * all of them are written, so that a wrong path costs no time and a failure leaves nothing
  * behind. */
+#include "apart.h"
 #include "files.h"
 #include "gradients.h"
 #include "outfile.h"
-
-#include <stdlib.h>
-#include <string.h>
 
 static saccade_status write_lse(const file_tensors *f, FILE *file, saccade_error *err)
 {
@@ -50,13 +48,16 @@ static saccade_status compute(const cli_args *args, file_tensors *f, gradients *
     return status;
 }
 
-/* Gradients' files are named by -o, and one of them may be what --lse names. */
-static saccade_status check_apart(const outfile *lse, const gradients *g, saccade_error *err)
+/* Gradients' files are named by -o, and one of them may be what another option names. */
+static saccade_status check_apart(const cli_args *args, const gradients *g, saccade_error *err)
 {
+    cli_file written[2 + BACKWARD_MOST] = {{"-o", args->out_file}};
+    int n = 1;
+    if (args->lse_file)
+        written[n++] = (cli_file){"--lse", args->lse_file};
     for (int i = 0; i < g->n; i++)
-        CLI_FAIL_IF(lse->path && strcmp(lse->path, g->file[i].path) == 0, SACCADE_EINVAL,
-                    "--lse", "got the file of a gradient, expected another");
-    return SACCADE_OK;
+        written[n++] = (cli_file){"--grad", g->file[i].path};
+    return apart_check(args, written, n, err);
 }
 
 static saccade_status run_into(const cli_args *args, file_tensors *f, outfile *out,
@@ -67,7 +68,7 @@ static saccade_status run_into(const cli_args *args, file_tensors *f, outfile *o
     if (args->lse_file)
         CLI_TRY(outfile_begin(args->lse_file, lse, err));
     CLI_TRY(gradients_begin(args, f, g, err));
-    CLI_TRY(check_apart(lse, g, err));
+    CLI_TRY(check_apart(args, g, err));
     CLI_TRY(compute(args, f, g, report, err));
     CLI_TRY(files_write(f, &f->t.out, out->file, err));
     CLI_TRY(gradients_write(g, f, err));
@@ -88,8 +89,6 @@ saccade_status run_files(const cli_args *args, run_report *report, saccade_error
     outfile out = {NULL, NULL, NULL}, lse = {NULL, NULL, NULL};
     gradients g = {.n = 0};
     CLI_FAIL_IF(!args->out_file, SACCADE_EINVAL, "-o", "got no file, expected one");
-    CLI_FAIL_IF(args->lse_file && strcmp(args->lse_file, args->out_file) == 0, SACCADE_EINVAL,
-                "--lse", "got the file of -o, expected another");
     CLI_TRY(files_load(args, &f, err));
     *report = (run_report){.sizes = f.sizes, .dtype = f.t.q.dtype};
     const saccade_status status = run_into(args, &f, &out, &lse, &g, report, err);

@@ -261,6 +261,16 @@ static bool ends_with(const char *text, const char *end)
     return n >= m && strcmp(text + n - m, end) == 0;
 }
 
+const char *input_file_of_value(const char *text)
+{
+    return text && ends_with(text, ".npy") ? text : NULL;
+}
+
+const char *input_file_of_text(const char *text)
+{
+    return text && text[0] == '@' ? text + 1 : NULL;
+}
+
 saccade_status input_value(const char *name, const char *text, const saccade_sizes *sizes,
                            saccade_tensor *out, saccade_error *err)
 {
@@ -275,7 +285,7 @@ saccade_status input_value(const char *name, const char *text, const saccade_siz
         return scalar(name, SACCADE_F32, x, out, err);
     if (read_synthetic(text, sizes, &s))
         return make_synthetic(name, text, &s, out, err);
-    if (ends_with(text, ".npy"))
+    if (input_file_of_value(text))
         return from_file(text, out, err);
     return cli_fail(err, SACCADE_EINVAL, name,
                     "got '%.60s', expected a number, F.npy, or like i32[KV]:docs(12)", text);
@@ -288,7 +298,7 @@ saccade_status input_positions(const char *where, const char *text, saccade_tens
     int64_t n;
     if (cli_parse_int(text, &n))
         return input_scalar(where, n, out, err);
-    CLI_FAIL_IF(!ends_with(text, ".npy"), SACCADE_EINVAL, where,
+    CLI_FAIL_IF(!input_file_of_value(text), SACCADE_EINVAL, where,
                 "got '%.60s', expected a whole number%s or F.npy", text,
                 strcmp(where, "--q-offset") == 0 ? ", end" : "");
     CLI_TRY(from_file(text, &read, err));
@@ -311,14 +321,15 @@ saccade_status input_positions(const char *where, const char *text, saccade_tens
 saccade_status input_text(const char *where, const char *text, char **out, size_t *bytes,
                           saccade_error *err)
 {
-    if (text[0] != '@') {
+    const char *path = input_file_of_text(text);
+    if (!path) {
         *out = strdup(text);
         *bytes = strlen(text);
         CLI_FAIL_IF(!*out, SACCADE_ENOMEM, where, "out of memory");
         return SACCADE_OK;
     }
     FILE *file;
-    CLI_TRY(infile_open(text + 1, &file, err));
+    CLI_TRY(infile_open(path, &file, err));
     char *read = malloc(TEXT_MAX + 1);
     errno = 0;
     const size_t n = read ? fread(read, 1, TEXT_MAX, file) : 0;
@@ -327,10 +338,9 @@ saccade_status input_text(const char *where, const char *text, char **out, size_
     fclose(file);
     if (!read || failed || is_nothing) {
         free(read);
-        CLI_FAIL_IF(!read, SACCADE_ENOMEM, text + 1, "out of memory");
-        CLI_FAIL_IF(failed, SACCADE_EIO, text + 1, "cannot read it: %s", strerror(reason));
-        return cli_fail(err, SACCADE_EIO, text + 1,
-                        "cannot read it: got nothing, expected a text");
+        CLI_FAIL_IF(!read, SACCADE_ENOMEM, path, "out of memory");
+        CLI_FAIL_IF(failed, SACCADE_EIO, path, "cannot read it: %s", strerror(reason));
+        return cli_fail(err, SACCADE_EIO, path, "cannot read it: got nothing, expected a text");
     }
     read[n] = 0;
     *out = read;

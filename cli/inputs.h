@@ -11,6 +11,10 @@
 saccade_status input_value(const char *name, const char *text, const saccade_sizes *sizes,
                            saccade_tensor *out, saccade_error *err);
 
+/* The file that such a value or a text names, or NULL; of NULL too. */
+const char *input_file_of_value(const char *text);
+const char *input_file_of_text(const char *text);
+
 /* "12" or a file of ints: an i32 tensor of rank 0 or 1. where: the option. free(out->data). */
 saccade_status input_positions(const char *where, const char *text, saccade_tensor *out,
                                saccade_error *err);

@@ -76,6 +76,11 @@ void outfile_keep_words_out(const char *path)
         dup2(STDERR_FILENO, STDOUT_FILENO);
 }
 
+bool outfile_stat(const char *path, struct stat *out)
+{
+    return is_result(path) ? fstat(result_fd, out) == 0 : stat(path, out) == 0;
+}
+
 static FILE *open_in_place(const char *path)
 {
     if (!is_result(path))

@@ -4,6 +4,8 @@
 
 #include "cli.h"
 
+struct stat;
+
 typedef struct outfile {
     FILE *file;
     char *path, *aside; /* aside: NULL when path is no regular file and is written in place */
@@ -13,6 +15,8 @@ typedef struct outfile {
  * the standard output (-o /dev/stdout), the output is the result's alone, and words go to
  * standard error. */
 void outfile_keep_words_out(const char *path);
+/* stat of what writing to `path` reaches; whether it exists. */
+bool outfile_stat(const char *path, struct stat *out);
 /* Whether it could be written, for long work that writes in the end; leaves nothing there. */
 saccade_status outfile_check(const char *path, saccade_error *err);
 /* Whether the name of a picture ends in .svg, if it has an ending. */

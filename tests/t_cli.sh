@@ -74,7 +74,7 @@ refuse "did you mean paper" bench --suite papre
 refuse "expected plain" bench --baseline torch
 refuse "cannot write" bench --csv no/such/folder.csv
 refuse "cannot write" bench --plot no/such/folder.svg
-refuse "expected another" bench --csv table --plot table
+refuse "which --csv writes" bench --csv table --plot ./table
 refuse "ending in .svg" bench --plot x.txt
 refuse "ending in .svg" ladder -o l.png
 [ ! -e l.png ] || bad "a ladder was written to l.png"
@@ -128,7 +128,23 @@ refuse "expected one of them" $run -o o.npy --kv-dtype i8 --page-size 3
 expect 0 $run -o /dev/null
 expect 0 run -q q.npy -k k.npy -v v.npy -o bnhd.npy --layout bhnd --block 32x64
 refuse "expected one" run -q q.npy -k k.npy -v v.npy
-refuse "expected another" $run -o same.npy --lse same.npy
+
+# ---- files apart, whatever the paths that lead to them ----
+refuse "--lse: got './same.npy' to write, which -o writes" $run -o same.npy --lse ./same.npy
+cp k.npy kept.npy
+ln -s k.npy link.npy
+ln k.npy hard.npy
+for name in k.npy ./k.npy "$PWD/k.npy" link.npy hard.npy; do
+    refuse "which -k reads, expected another file" $run -o $name
+    refuse "--lse: got '$name' to write, which -k reads" $run -o same.npy --lse $name
+done
+refuse "which --bind reads" run -q q.npy -k q.npy -v q.npy -o k.npy --score 'score + x[kv]' \
+    --bind x=k.npy
+refuse "which --sinks reads" run -q q.npy -k q.npy -v q.npy -o ./k.npy --sinks k.npy
+echo 'causal()' >causal.txt
+refuse "which --mask reads" $run -o causal.txt --mask @./causal.txt
+cmp -s k.npy kept.npy || bad "k.npy was written over"
+rm link.npy hard.npy
 
 # ---- gradients ----
 npy do.npy '1, 2, 8, 4' 64
@@ -144,7 +160,12 @@ for name in q k v bias; do
     cmp -s g.d$name.npy p.d$name.npy || bad "--page-size 3 changes d$name"
 done
 refuse "expected the shape of O" $run -o h.npy --grad k.npy
-refuse "got the file of a gradient" $run -o h.npy --grad do.npy --lse h.dq.npy
+refuse "to write, which --lse writes" $run -o h.npy --grad do.npy --lse ./h.dq.npy
+refuse "which --grad reads" $run -o do.npy --grad do.npy
+cp do.npy h.dq.npy
+refuse "--grad: got" $run -o h.npy --grad h.dq.npy
+cmp -s do.npy h.dq.npy || bad "the gradient that a run reads was written over"
+rm h.dq.npy
 refuse "empty name, expected one to write" $run -o ''
 refuse "empty name, expected one to read" $run -o h.npy --mask @
 refuse "without --grad" $run -o h.npy --grad-of bias
