@@ -180,6 +180,17 @@ static saccade_status parse_header(header *h, saccade_error *err)
     return SACCADE_OK;
 }
 
+/* Those of version 3 are UTF-8 for names of records, which are not read. */
+static saccade_status check_ascii(const header *h, uint32_t n, saccade_error *err)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        const unsigned c = (unsigned char)h->text[i];
+        CLI_FAIL_IF((c < ' ' && c != '\n') || c > '~', SACCADE_EINVAL, h->path,
+                    "got byte 0x%02x in the header, expected ASCII", c);
+    }
+    return SACCADE_OK;
+}
+
 /* Reads magic, version, length and text. */
 static saccade_status load_header(FILE *file, header *h, saccade_error *err)
 {
@@ -203,7 +214,7 @@ static saccade_status load_header(FILE *file, header *h, saccade_error *err)
     CLI_FAIL_IF(fread(h->text, 1, n, file) != n, SACCADE_EINVAL, h->path,
                 "got a file that ends in its header");
     h->text[n] = 0;
-    CLI_FAIL_IF(strlen(h->text) != n, SACCADE_EINVAL, h->path, "got a zero byte in the header");
+    CLI_TRY(check_ascii(h, n, err));
     return parse_header(h, err);
 }
 

@@ -30,11 +30,32 @@ saccade_status cli_fail(saccade_error *err, saccade_status status, const char *w
     return status;
 }
 
+/* Bytes of the character at `t` that a terminal may show, well-formed UTF-8 (Unicode, table
+ * 3-7); 0: a control character, of U+0080 to U+009F too, or a byte of no character. */
+static int shown_bytes(const unsigned char *t)
+{
+    const unsigned char c = t[0];
+    const int n = c < 0x80 ? 1 : c < 0xe0 ? 2 : c < 0xf0 ? 3 : 4;
+    const int least = c == 0xc2 || c == 0xe0 ? 0xa0 : c == 0xf0 ? 0x90 : 0x80;
+    const int most = c == 0xed ? 0x9f : c == 0xf4 ? 0x8f : 0xbf;
+    if (c < 0x20 || c == 0x7f || (c >= 0x80 && c < 0xc2) || c > 0xf4)
+        return 0;
+    if (n > 1 && (t[1] < least || t[1] > most))
+        return 0;
+    for (int i = 2; i < n; i++)
+        if (t[i] < 0x80 || t[i] > 0xbf)
+            return 0;
+    return n;
+}
+
 /* Names and file contents may hold anything; a terminal gets no control characters. */
 static void put_clean(const char *text)
 {
-    for (; *text; text++)
-        fputc((unsigned char)*text < 32 || *text == 127 ? '?' : *text, stderr);
+    while (*text) {
+        const int n = shown_bytes((const unsigned char *)text);
+        fprintf(stderr, "%.*s", n == 0 ? 1 : n, n == 0 ? "?" : text);
+        text += n == 0 ? 1 : n;
+    }
 }
 
 void cli_report(const saccade_error *err)

@@ -68,6 +68,36 @@ static void messages_are_one_line(void **state)
     assert_string_equal(err.message, "got '?[31m?;?', expected é");
 }
 
+/* What is no well-formed character, or one of U+0080 to U+009F, which terminals obey. */
+static void messages_have_no_bytes_that_terminals_obey(void **state)
+{
+    static const struct {
+        const char *text, *shown;
+    } texts[] = {
+        {"\xc2\x9b"
+         "2J",
+         "??2J"},
+        {"\xc2\x80 \xc2\x9f \xc2\xa0", "?? ?? \xc2\xa0"},
+        {"\x9b"
+         "2J \x80 \xff",
+         "?2J ? ?"},
+        {"\xc0\x9b \xc1\xbf", "?? ??"}, /* overlong */
+        {"\xe0\x82\x9b \xe0\xa0\x80", "??? \xe0\xa0\x80"},
+        {"\xf0\x80\x82\x9b \xf0\x90\x80\x80", "???? \xf0\x90\x80\x80"},
+        {"\xed\x9f\xbf \xed\xa0\x80", "\xed\x9f\xbf ???"}, /* surrogates */
+        {"\xf4\x8f\xbf\xbf \xf4\x90\x80\x80", "\xf4\x8f\xbf\xbf ????"},
+        {"\xc3", "?"}, /* cut */
+        {"\xe2\x82 \xe2", "?? ?"},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+        saccade_error err;
+        status_fail_at(&err, SACCADE_EINVAL, texts[i].text, 0, 0, "%s", texts[i].text);
+        assert_string_equal(err.where, texts[i].shown);
+        assert_string_equal(err.message, texts[i].shown);
+    }
+}
+
 static void arena_gives_zeroed_aligned_memory(void **state)
 {
     (void)state;
@@ -358,6 +388,7 @@ int main(void)
         cmocka_unit_test(errors_carry_place_and_message),
         cmocka_unit_test(long_messages_are_cut),
         cmocka_unit_test(messages_are_one_line),
+        cmocka_unit_test(messages_have_no_bytes_that_terminals_obey),
         cmocka_unit_test(arena_gives_zeroed_aligned_memory),
         cmocka_unit_test(text_grows_up_to_its_limit),
         cmocka_unit_test(numbers_have_points),

@@ -247,6 +247,9 @@ cmp -s redirected.npy piped2.npy || bad "a redirected output got other bytes tha
 chmod 600 piped2.npy
 expect 0 $run -o piped2.npy
 case $(ls -l piped2.npy) in -rw-------*) ;; *) bad "a private file became public" ;; esac
+refuse "$(printf '\303\251??2J.npy: cannot open')" run -q "$(printf '\303\251\302\2332J.npy')" \
+    -k k.npy -v v.npy -o o.npy
+refuse "unknown argument '??2J'" run -q q.npy "$(printf '\302\2332J')"
 refuse "_of_all/missing.npy" run -q \
     a_folder_whose_name_is_longer_than_messages_have_room_for_of_all/missing.npy \
     -k k.npy -v v.npy -o o.npy

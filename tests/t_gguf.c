@@ -291,6 +291,10 @@ static void what_is_wrong_has_its_line(void **state)
     put_u32(w, 13);
     refused(w, "x: k: got type 13, expected one of GGUF's");
     put_head(w, 0, 1);
+    put_text(w, "k\xc2\x9b\x1b");
+    put_u32(w, 13);
+    refused(w, "x: k???: got type 13");
+    put_head(w, 0, 1);
     put_array(w, "k", GGUF_ARRAY, 1);
     refused(w, "x: k: got type 9, expected one of GGUF's that is no array");
     put_head(w, 0, 1);

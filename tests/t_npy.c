@@ -159,6 +159,8 @@ static void hostile_headers_are_refused(void **state)
         "{'descr: '<f4', 'fortran_order': False, 'shape': (1,)}",
         "{'descr': '<f4', 'fortran_order': False, 'shape': (2,)}",
         "{'descr': '<f4', 'fortran_order': False, 'shape': (0,)}",
+        "{'descr': '\xc2\x9b', 'fortran_order': False, 'shape': (1,)}",
+        "{'descr': '<f4', '\x1b': False, 'shape': (1,)}",
     };
     const float one = 1;
     (void)state;
@@ -171,6 +173,8 @@ static void hostile_headers_are_refused(void **state)
             fail_msg("header %zu was not refused: %s", i, headers[i]);
         assert_string_equal(err.where, FILE_NAME);
         assert_true(strlen(err.message) > 10);
+        for (const char *c = err.message; *c; c++)
+            assert_true(*c >= ' ' && *c <= '~');
     }
 }
 

@@ -1,5 +1,5 @@
-/* trouble.c: the one line of what is wrong. Control characters of untrusted text are shown as
- * question marks. */
+/* trouble.c: the one line of what is wrong. Of untrusted text what is not printable
+ * ASCII is shown as question marks. */
 #include "trouble.h"
 
 #include <stdarg.h>
@@ -12,7 +12,7 @@ int refuse(trouble *t, const char *format, ...)
     vsnprintf(t->text, sizeof t->text, format, arguments);
     va_end(arguments);
     for (char *p = t->text; *p; p++)
-        if ((unsigned char)*p < 32 || *p == 127)
+        if (*p < ' ' || *p > '~')
             *p = '?';
     return -1;
 }

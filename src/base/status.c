@@ -6,11 +6,32 @@
 #include <stdio.h>
 #include <string.h>
 
+/* Bytes of the character at `t` that a terminal may show, well-formed UTF-8 (Unicode, table
+ * 3-7); 0: a control character, of U+0080 to U+009F too, or a byte of no character. */
+static int shown_bytes(const unsigned char *t)
+{
+    const unsigned char c = t[0];
+    const int n = c < 0x80 ? 1 : c < 0xe0 ? 2 : c < 0xf0 ? 3 : 4;
+    const int least = c == 0xc2 || c == 0xe0 ? 0xa0 : c == 0xf0 ? 0x90 : 0x80;
+    const int most = c == 0xed ? 0x9f : c == 0xf4 ? 0x8f : 0xbf;
+    if (c < 0x20 || c == 0x7f || (c >= 0x80 && c < 0xc2) || c > 0xf4)
+        return 0;
+    if (n > 1 && (t[1] < least || t[1] > most))
+        return 0;
+    for (int i = 2; i < n; i++)
+        if (t[i] < 0x80 || t[i] > 0xbf)
+            return 0;
+    return n;
+}
+
 static void make_printable(char *text)
 {
-    for (; *text; text++)
-        if ((unsigned char)*text < 0x20 || *text == 0x7f)
+    while (*text) {
+        const int n = shown_bytes((const unsigned char *)text);
+        if (n == 0)
             *text = '?';
+        text += n == 0 ? 1 : n;
+    }
 }
 
 static void fill(saccade_error *err, saccade_status code, const char *where, int32_t line,
