@@ -92,21 +92,31 @@ static const char *operator_hint(const char *form, const ast_node *const *operan
     return (got & T_FLOAT) != 0 ? "; int(x) truncates" : "";
 }
 
+/* Which argument of a call an operand is, from 1. */
+static unsigned argument_of(const ast_node *call, const ast_node *operand)
+{
+    unsigned i = 0;
+    while (i + 1 < call->n_args && call->args[i] != operand)
+        i++;
+    return i + 1;
+}
+
+/* Named as the text has it: a > b is applied as b < a, and clamp() as max() and min(). */
 static saccade_status operand_error(elab *e, const char *form, const ast_node *at,
                                     const ast_node *const *operands, const unsigned *types,
                                     uint32_t n, const overload *found)
 {
     const uint32_t wrong = found->wrong;
-    const size_t length = strlen(form);
     const char *hint = operator_hint(form, operands, n, types[wrong]);
-    if (form[length - 1] == '(')
+    if (at->kind == AST_CALL)
         return elab_fail(e, operands[wrong]->place, SACCADE_ETYPE,
-                         "argument %u of %.*s(): got %s, expected %s%s", wrong + 1,
-                         (int)length - 1, form, types_name(types[wrong]),
+                         "argument %u of %s(): got %s, expected %s%s",
+                         argument_of(at, operands[wrong]), at->name, types_name(types[wrong]),
                          types_name(found->expected), hint);
     const int shown = at->kind == AST_UNARY ? 1 : 2;
     return elab_fail(e, at->place, SACCADE_ETYPE, "operand of '%.*s': got %s, expected %s%s",
-                     shown, form, types_name(types[wrong]), types_name(found->expected), hint);
+                     shown, at->name, types_name(types[wrong]), types_name(found->expected),
+                     hint);
 }
 
 /* constants of sum() and of positions: folded where nothing can go wrong. */
