@@ -31,6 +31,14 @@ static saccade_status begin_file(const char *out_file, const char *name, outfile
     return status;
 }
 
+/* A name in a text, and so in no other folder. */
+static bool is_name(const char *word)
+{
+    static const char all[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_0123456789";
+    const bool begins_with_digit = word[0] >= '0' && word[0] <= '9';
+    return word[0] && !begins_with_digit && word[strspn(word, all)] == 0;
+}
+
 static saccade_status begin(const cli_args *args, const file_tensors *f, gradients *g,
                             saccade_error *err)
 {
@@ -40,6 +48,8 @@ static saccade_status begin(const cli_args *args, const file_tensors *f, gradien
     CLI_TRY(files_load_out(args->d_out_file, f, &g->run.d_out, err));
     for (int i = 0; i < BACKWARD_QKV + args->grad_of.n; i++) {
         g->name[i] = i < BACKWARD_QKV ? qkv[i] : args->grad_of.item[i - BACKWARD_QKV];
+        CLI_FAIL_IF(!is_name(g->name[i]), SACCADE_EINVAL, "--grad-of",
+                    "got '%.40s', expected a name in --score", g->name[i]);
         for (int other = 0; other < i; other++)
             CLI_FAIL_IF(strcmp(g->name[i], g->name[other]) == 0, SACCADE_EINVAL, "--grad-of",
                         "got '%.40s' twice, or a name whose file another gradient has",

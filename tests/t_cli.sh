@@ -169,6 +169,10 @@ rm h.dq.npy
 refuse "empty name, expected one to write" $run -o ''
 refuse "empty name, expected one to read" $run -o h.npy --mask @
 refuse "without --grad" $run -o h.npy --grad-of bias
+for name in ../../evil /evil 3 a/b 'a b' ''; do
+    refuse "--grad-of: got '$name', expected a name" $run -o h.npy --grad do.npy \
+        --grad-of "$name"
+done
 refuse "expected a capture of the score" $run -o h.npy --grad do.npy --grad-of bias
 expect 0 $run -o plain.npy --grad do.npy --backend plain; says "gradients in"
 for name in q k v; do [ -s plain.d$name.npy ] || bad "plain wrote no d$name"; done
