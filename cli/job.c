@@ -48,29 +48,31 @@ static saccade_status parse(saccade_kind kind, const char *option, const char *t
     return named(status, option, text, err);
 }
 
-static saccade_status parse_scores(const cli_list *texts, saccade_mod **out, saccade_error *err)
+/* One text is the score itself. Of several the parts stay, so that what is wrong in one is said
+ * with its name, and the score is their chain. */
+static saccade_status parse_scores(const cli_list *texts, job *j, saccade_error *err)
 {
-    saccade_mod *chain = NULL;
-    saccade_status status = SACCADE_OK;
+    saccade_mod *both;
+    if (texts->n == 1)
+        return parse(SACCADE_SCORE, "--score", texts->item[0], &j->score, err);
     for (int i = 0; i < texts->n; i++) {
-        saccade_mod *next, *both = NULL;
-        CLI_TRY_GOTO(parse(SACCADE_SCORE, "--score", texts->item[i], &next, err));
-        if (!chain) {
-            chain = next;
+        const char *text = texts->item[i];
+        const saccade_mod *before = j->score ? j->score : j->part[0];
+        CLI_TRY(parse(SACCADE_SCORE, "--score", text, &j->part[i], err));
+        j->n_parts = i + 1;
+        if (i == 0)
             continue;
-        }
-        status = saccade_mod_chain(chain, next, &both, err);
-        saccade_mod_destroy(next);
-        if (status != SACCADE_OK)
-            goto out;
-        saccade_mod_destroy(chain);
-        chain = both;
+        CLI_TRY(named(saccade_mod_chain(before, j->part[i], &both, err), "--score", text, err));
+        saccade_mod_destroy(j->score);
+        j->score = both;
     }
-    *out = chain;
     return SACCADE_OK;
-out:
-    saccade_mod_destroy(chain);
-    return status;
+}
+
+/* The text that places in the score are in; of several texts it is not known. */
+static const char *score_text(const job *j)
+{
+    return j->n_parts ? "--score" : j->score_texts.item[0];
 }
 
 /* ---- captures ---- */
@@ -122,9 +124,9 @@ int32_t job_bindings_of(const job *j, const saccade_mod *mod, saccade_binding *o
     return n;
 }
 
-/* Replaces a generic mod by a bound one. */
-static saccade_status bind(const job *j, const char *option, saccade_mod **mod,
-                           saccade_error *err)
+/* Replaces a generic mod by a bound one. text: the one that its places are in. */
+static saccade_status bind(const job *j, const char *option, const char *text,
+                           saccade_mod **mod, saccade_error *err)
 {
     saccade_capture captures[CLI_LIST];
     saccade_mod *bound;
@@ -141,7 +143,7 @@ static saccade_status bind(const job *j, const char *option, saccade_mod **mod,
     }
     const saccade_status status = saccade_mod_bind(*mod, captures, n, &bound, err);
     if (status != SACCADE_OK)
-        return named(status, option, option, err);
+        return named(status, option, text, err);
     saccade_mod_destroy(*mod);
     *mod = bound;
     return SACCADE_OK;
@@ -157,9 +159,11 @@ static saccade_status bind_all(const cli_args *args, job *j, saccade_error *err)
         if (j->bindings[i].tensor.dtype == SACCADE_F64)
             fprintf(stderr, "saccade: note: %s is f64 and is read as f32\n", name);
     }
-    CLI_TRY(bind(j, "--mask", &j->mask, err));
-    CLI_TRY(bind(j, "--score", &j->score, err));
-    return bind(j, "--weight", &j->weight, err);
+    CLI_TRY(bind(j, "--mask", j->mask_text, &j->mask, err));
+    for (int i = 0; i < j->n_parts; i++)
+        CLI_TRY(bind(j, "--score", j->score_texts.item[i], &j->part[i], err));
+    CLI_TRY(bind(j, "--score", score_text(j), &j->score, err));
+    return bind(j, "--weight", args->weight, &j->weight, err);
 }
 
 /* ---- positions ---- */
@@ -203,7 +207,7 @@ static saccade_status fill(const cli_args *args, job *j, saccade_error *err)
 {
     if (args->mask)
         CLI_TRY(parse(SACCADE_MASK, "--mask", args->mask, &j->mask, err));
-    CLI_TRY(parse_scores(&args->score, &j->score, err));
+    CLI_TRY(parse_scores(&args->score, j, err));
     if (args->weight)
         CLI_TRY(parse(SACCADE_WEIGHT, "--weight", args->weight, &j->weight, err));
     if (args->sinks)
@@ -216,7 +220,7 @@ static saccade_status fill(const cli_args *args, job *j, saccade_error *err)
 saccade_status job_open(const cli_args *args, const saccade_sizes *sizes, job *out,
                         saccade_error *err)
 {
-    job made = {.sizes = *sizes};
+    job made = {.sizes = *sizes, .mask_text = args->mask, .score_texts = args->score};
     const saccade_status status = fill(args, &made, err);
     if (status == SACCADE_OK)
         *out = made;
@@ -237,6 +241,8 @@ void job_close(job *j)
     saccade_mod_destroy(j->mask);
     saccade_mod_destroy(j->score);
     saccade_mod_destroy(j->weight);
+    for (int i = 0; i < j->n_parts; i++)
+        saccade_mod_destroy(j->part[i]);
     *j = (job){.mask = NULL};
 }
 
@@ -308,19 +314,25 @@ saccade_status job_live_scores(const job *j, saccade_context *context, double *o
     return status;
 }
 
+static saccade_status check_indices(const job *j, const saccade_mod *mod, const char *option,
+                                    const char *text, saccade_error *err)
+{
+    saccade_positions positions;
+    saccade_binding used[CLI_LIST];
+    const int32_t n = job_bindings_of(j, mod, used);
+    job_positions(j, &positions);
+    return named(saccade_mod_check(mod, &j->sizes, &positions, used, n, 0, err), option, text,
+                 err);
+}
+
 saccade_status job_check_indices(const job *j, saccade_error *err)
 {
-    const saccade_mod *mods[] = {j->mask, j->score};
-    static const char *const options[] = {"--mask", "--score"};
-    saccade_positions positions;
-    job_positions(j, &positions);
-    for (int i = 0; i < 2; i++) {
-        saccade_binding used[CLI_LIST];
-        if (!mods[i])
-            continue;
-        const int32_t n = job_bindings_of(j, mods[i], used);
-        CLI_TRY(named(saccade_mod_check(mods[i], &j->sizes, &positions, used, n, 0, err),
-                      options[i], options[i], err));
-    }
-    return SACCADE_OK;
+    saccade_status status = SACCADE_OK;
+    if (j->mask)
+        CLI_TRY(check_indices(j, j->mask, "--mask", j->mask_text, err));
+    if (j->score)
+        status = check_indices(j, j->score, "--score", score_text(j), err);
+    for (int i = 0; i < j->n_parts && status != SACCADE_OK; i++)
+        CLI_TRY(check_indices(j, j->part[i], "--score", j->score_texts.item[i], err));
+    return status;
 }

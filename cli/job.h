@@ -11,6 +11,10 @@
 typedef struct job {
     saccade_sizes sizes;
     saccade_mod *mask, *score, *weight; /* bound; NULL: none */
+    saccade_mod *part[CLI_LIST];        /* of a score of several texts, each; bound */
+    int n_parts;
+    const char *mask_text; /* as given, for messages; so are the score's */
+    cli_list score_texts;
     saccade_binding bindings[CLI_LIST];
     int32_t n_bindings;
     saccade_tensor q_offset, kv_len, sinks; /* dtype NONE: absent */

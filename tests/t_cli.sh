@@ -228,6 +228,25 @@ refuse "bad.txt: " mask --q 9 --mask @bad.txt
 printf 'mask far(n) =\n    q - kv > n;\nfar(3)\n' >good.txt
 expect 0 mask --q 9 --mask @good.txt --block 1; says "sparsity"
 refuse "cannot open" mask --q 9 --mask @none.txt
+printf 'x = W & 1; x == 0\n' >bits.txt
+refuse "bits.txt: 1:7: operand of '&'" mask --q 9 --mask @bits.txt --bind W=0.5
+refuse "bits.txt: 1:7: operand of '&'" shard --q 800 --mask 'causal()' --also '2:@bits.txt' \
+    --bind W=0.5
+printf 'score + t[q]\n' >row.txt
+printf 'score + (W & 1)\n' >bit.txt
+printf 'score + t\n' >scalar.txt
+refuse "bit.txt: 1:12: operand of '&'" $run -o o.npy --score @row.txt --score @bit.txt \
+    --bind W=0.5 --bind 't=f32[Q]:iota'
+refuse "row.txt: 1:9: got 't' of rank 2" $run -o o.npy --score @bit.txt --score @row.txt \
+    --bind W=1 --bind 't=f32[Q,Q]:iota'
+refuse "scalar.txt: 1:9: got 't'" $run -o o.npy --score @row.txt --score @scalar.txt
+refuse "--score: 1:9: got 't'" $run -o o.npy --score @row.txt --score 'score + t'
+expect 1 check --problem 'b1 h2 q20 d8 f32' --score @bit.txt --score @row.txt --bind W=1 \
+    --bind 't=f32[4]:iota'
+grep -q 'row.txt: 1:9' err || bad "an index outside its tensor is not in its text"
+expect 1 check --problem 'b1 h2 q20 d8 f32' --mask 't[q] > 0' --bind 't=f32[4]:iota'
+grep -q -e '--mask: 1:1' err || bad "an index outside its tensor is not in its option"
+expect 0 $run -o o.npy --score @bit.txt --score @row.txt --bind W=1 --bind 't=f32[Q]:iota'
 head -c 200000 /dev/urandom >noise.txt
 refuse "noise.txt: " mask --q 9 --mask @noise.txt
 
