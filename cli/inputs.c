@@ -32,6 +32,33 @@ saccade_status input_scalar(const char *where, int64_t value, saccade_tensor *ou
     return scalar(where, SACCADE_I32, (double)value, out, err);
 }
 
+/* As texts have them: 0x and one to eight hexadecimal digits, the bits of an int; with a minus
+ * they are negated. */
+static bool read_hex(const char *text, int64_t *out)
+{
+    const bool is_negative = text[0] == '-';
+    const char *at = text + is_negative;
+    if (strncmp(at, "0x", 2) != 0 && strncmp(at, "0X", 2) != 0)
+        return false;
+    const size_t n = strspn(at + 2, "0123456789abcdefABCDEF");
+    const uint32_t bits = (uint32_t)strtoul(at, NULL, 16);
+    *out = (int32_t)(is_negative ? 0u - bits : bits);
+    return n >= 1 && n <= 8 && !at[2 + n];
+}
+
+/* An f32, read as texts read theirs: what is too large or too small for one is no number. */
+static saccade_status real_scalar(const char *where, const char *text, saccade_tensor *out,
+                                  saccade_error *err)
+{
+    errno = 0;
+    const float x = strtof(text, NULL);
+    CLI_FAIL_IF(errno == ERANGE && isinf(x), SACCADE_EINVAL, where,
+                "got '%.60s', expected at most 3.4e38 in size, or inf", text);
+    CLI_FAIL_IF(errno == ERANGE && x == 0, SACCADE_EINVAL, where,
+                "got '%.60s', expected at least 1.4e-45 in size, or 0", text);
+    return scalar(where, SACCADE_F32, (double)x, out, err);
+}
+
 /* ---- synthetic ---- */
 
 typedef struct synthetic {
@@ -178,12 +205,15 @@ static uint64_t seed_of(const char *name)
     return h;
 }
 
-/* Can an integer dtype hold it? Casts of what it can't are undefined. */
+/* Can the dtype hold it? Casts of what integers cannot are undefined; no number becomes inf. */
 static bool holds(saccade_dtype dtype, double x)
 {
     const int bits = 8 * (int)saccade_dtype_bytes(dtype);
-    if (floats_is_float(dtype))
-        return true;
+    double held;
+    if (floats_is_float(dtype)) {
+        floats_set(&held, dtype, 0, x);
+        return !isfinite(x) || isfinite(floats_get(&held, dtype, 0));
+    }
     if (dtype == SACCADE_BOOL)
         return x == x;
     if (dtype == SACCADE_U8 || dtype == SACCADE_U16 || dtype == SACCADE_U32
@@ -277,12 +307,12 @@ saccade_status input_value(const char *name, const char *text, const saccade_siz
     synthetic s;
     int64_t n;
     double x;
-    if (cli_parse_int(text, &n))
+    if (cli_parse_int(text, &n) || read_hex(text, &n))
         return input_scalar(name, n, out, err);
     if (strcmp(text, "true") == 0 || strcmp(text, "false") == 0)
         return scalar(name, SACCADE_BOOL, text[0] == 't', out, err);
-    if (cli_parse_real(text, &x))
-        return scalar(name, SACCADE_F32, x, out, err);
+    if (!strpbrk(text, "xX") && cli_parse_real(text, &x))
+        return real_scalar(name, text, out, err);
     if (read_synthetic(text, sizes, &s))
         return make_synthetic(name, text, &s, out, err);
     if (input_file_of_value(text))

@@ -4,7 +4,7 @@
 
 #include "cli.h"
 
-/* `text` is a number ("256", "0.5", "true"), a file ("doc.npy") or synthetic:
+/* `text` is a number ("256", "0x1f", "0.5", "true"), a file ("doc.npy") or synthetic:
  *     DTYPE[SIZE, ...]:KIND, where SIZE is a number or one of B H Hkv Q KV D Dv and KIND one of
  *     iota  zeros  const(x)  normal  uniform(lo, hi)  randint(n)  docs(n)  bernoulli(p)
  * The same name and text give the same values. free(out->data). */

@@ -207,6 +207,26 @@ refuse "twice" $run -o o.npy --mask 'q < W' --bind W=3 --bind W=4
 refuse "NAME=VALUE" $run -o o.npy --mask 'q < W' --bind W
 refuse "a number, F.npy" $run -o o.npy --mask 'q < W' --bind W=three
 refuse "32-bit" $run -o o.npy --mask 'q < W' --bind W=3000000000
+for c in 1e39 -1e39 3.5e38 1e999; do
+    refuse "c: got '$c', expected at most 3.4e38" $run -o o.npy --score 'score + c' --bind c=$c
+done
+for c in 1e-60 -7e-46 1e-999; do
+    refuse "c: got '$c', expected at least 1.4e-45" $run -o o.npy --score 'score + c' \
+        --bind c=$c
+done
+for c in 0.0 1e-40 3.4e38 inf -inf nan 0e999; do
+    expect 0 $run -o o.npy --score 'score + 0 * c' --bind c=$c
+done
+for c in 0x 0x1p3 0x1.8 0x123456789 0xg -0x -x1 00x1; do
+    refuse "W: got '$c', expected a number" $run -o o.npy --mask 'q < W' --bind W=$c
+done
+expect 0 mask --q 9 --mask '(W & 0xf0) == 0x10 && w == -0x12' --bind W=0x1F --bind w=-0x12
+says "full         1 (100 %)"
+refuse "x: got value 1e+39, expected some of f32" $run -o o.npy --score 'score + x[kv]' \
+    --bind 'x=f32[KV]:const(1e39)'
+refuse "x: got value 65520, expected some of f16" $run -o o.npy --score 'score + x[0]' \
+    --bind 'x=f16[65521]:iota'
+expect 0 $run -o o.npy --score 'score + x[0]' --bind 'x=f16[65520]:iota'
 refuse "after the ':'" $run -o o.npy --mask 'd[q] == 1' --bind 'd=i32[Q]:sevens'
 refuse "expected 1" $run -o o.npy --mask 'd[q] == 1' --bind 'd=i32[Q]:docs'
 refuse "cannot open" $run -o o.npy --mask 'd[q] == 1' --bind d=none.npy

@@ -153,6 +153,12 @@ static saccade_status lex_int(lexer *lex, uint32_t n, token *out, saccade_error 
     return SACCADE_OK;
 }
 
+/* of digits and an exponent: is any digit not 0? */
+static bool is_nonzero(const char *digits)
+{
+    return is_digit(digits[strspn(digits, "0")]);
+}
+
 /* "1.25e3" is read as "125e1". */
 static saccade_status lex_float(lexer *lex, uint32_t n, token *out, saccade_error *err)
 {
@@ -188,6 +194,8 @@ static saccade_status lex_float(lexer *lex, uint32_t n, token *out, saccade_erro
     out->float_value = strtof(digits, NULL);
     if (isinf(out->float_value))
         return bad_number(lex, n, "at most 3.4e38; write inf", err);
+    if (out->float_value == 0 && is_nonzero(digits))
+        return bad_number(lex, n, "at least 1.4e-45; write 0.0", err);
     return SACCADE_OK;
 }
 

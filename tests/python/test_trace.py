@@ -84,6 +84,15 @@ def test_random_masks(seed):
         assert torch.equal(got, torch.as_tensor(want).expand(N, N)), text
 
 
+@pytest.mark.parametrize("x", [1e-60, -1e-46, 2.0**-150, 1.4e-45, 1e-40])
+def test_numbers_too_small_for_f32_are_0(x):
+    """As torch has them beside tensors of f32; texts refuse such numbers."""
+    mod = eval(f"lambda b, h, q, kv: zeros[kv] + {x!r} != 0", {"zeros": torch.zeros(N)})
+    want = mod(torch.tensor(0), torch.tensor(0), I, J)
+    got = st.create_mask(mod, 1, 1, N, N, device="cpu")[0, 0]
+    assert torch.equal(got, torch.as_tensor(want).expand(N, N))
+
+
 def changes_captured(s, b, h, i, j):
     FLOATS.add_(1)
     return s + FLOATS[i]

@@ -30,6 +30,7 @@ from .symbols import SYMBOLIC, Lifted, Traced, as_tensor
 from .watching import watching
 
 _LARGEST_F32 = 3.4028234663852886e38
+_NOTHING_F32 = 2.0**-150  # this and less is 0 in f32, and no literal
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _DEFINES = re.compile(r"\b(mask|score)\s+[A-Za-z_]")
 _NUMBER_OR_NAME = re.compile(r"\d[\w.]*|\.\d\w*|(?P<name>[A-Za-z_]\w*)(?P<call>\s*\()?")
@@ -248,6 +249,8 @@ def _float_text(x: float) -> str:
         return "(inf - inf)"
     if math.isinf(x):
         return "inf" if x > 0 else "(-inf)"
+    if abs(x) <= _NOTHING_F32:
+        x = math.copysign(0.0, x)
     text = repr(x)
     text = text if "." in text or "e" in text else text + ".0"
     return text if math.copysign(1, x) > 0 else f"({text})"
