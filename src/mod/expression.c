@@ -345,11 +345,14 @@ static saccade_status next_argument(parser *p, const ast_node **node, bool *more
     const uint32_t most = is_call ? AST_MAX_ARGS : SACCADE_MAX_RANK;
     p->open->args[p->open->n_args++] = *node;
     *more = false;
-    if (parse_is(&p->tok, ","))
+    if (parse_is(&p->tok, ",")) {
         TRY(parse_advance(p));
-    else if (!parse_is(&p->tok, close))
+        if (parse_is(&p->tok, close))
+            return parse_unexpected(p,
+                                    is_call ? "an argument after ','" : "an index after ','");
+    } else if (!parse_is(&p->tok, close)) {
         return parse_unexpected(p, is_call ? "',' or ')'" : "',' or ']'");
-    if (parse_is(&p->tok, close)) {
+    } else {
         TRY(parse_advance(p));
         if (is_call || !parse_is(&p->tok, "["))
             return close_list(p, node);

@@ -51,11 +51,13 @@ static saccade_status parse_params(parser *p, ast_def *def)
     strbuf sb;
     strbuf_init(&sb, 0);
     TRY(parse_take(p, "("));
-    while (!parse_is(&p->tok, ")")) {
+    bool more = !parse_is(&p->tok, ")");
+    while (more) {
         TRY(parse_param(p, params, &n));
-        if (!parse_is(&p->tok, ",") && !parse_is(&p->tok, ")"))
+        more = parse_is(&p->tok, ",");
+        if (!more && !parse_is(&p->tok, ")"))
             return parse_unexpected(p, "',' or ')'");
-        if (parse_is(&p->tok, ","))
+        if (more)
             TRY(parse_advance(p));
     }
     strbuf_printf(&sb, "%s(", def->name);
