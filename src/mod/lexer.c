@@ -236,6 +236,7 @@ static const struct {
     {"++", "x = x + 1"},   {"--", "x = x - 1"},   {"+=", "x = x + ..."}, {"-=", "x = x - ..."},
     {"*=", "x = x * ..."}, {"/=", "x = x / ..."}, {"%=", "x = x % ..."}, {"&=", "x = x & ..."},
     {"|=", "x = x | ..."}, {"^=", "x = x ^ ..."}, {"**", "pow(x, y)"},   {"->", "a name"},
+    {"=>", ">="},          {"=<", "<="},          {"<>", "!="},
 };
 
 static saccade_status lex_punct(lexer *lex, token *out, saccade_error *err)
