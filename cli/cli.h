@@ -69,7 +69,8 @@ typedef struct cli_args {
     cli_list score, bind, suite, grad_of, also;
     double scale;                         /* NaN: not given */
     int64_t ladder_n, ladder_d, ladder_m; /* --n --d --m; 0: not given */
-    int64_t threads, q, kv, batch, heads, seed, random, columns, at_b, at_h, repeats;
+    int64_t seed;                         /* below 0: not given; cli_seed is what counts */
+    int64_t threads, q, kv, batch, heads, random, columns, at_b, at_h, repeats;
     int64_t ranks, chunk, tile, layers, page_size; /* 0: not given */
     bool rmse, backward, batch_invariant, help;
 } cli_args;
@@ -102,6 +103,8 @@ saccade_status cli_parse(const cli_command *command, int argc, char **argv, cli_
                          saccade_error *err);
 void cli_print_help(const cli_command *command, FILE *out);
 
+/* --seed, else 1. */
+int64_t cli_seed(const cli_args *args);
 /* Whole words only; end with no rest. */
 bool cli_parse_int(const char *text, int64_t *out);
 bool cli_parse_real(const char *text, double *out);

@@ -136,7 +136,7 @@ static void random_sizes(uint64_t *seed, saccade_sizes *s, saccade_dtype *dtype)
 static saccade_status check_random(const cli_args *args, verdict *all, saccade_error *err)
 {
     const int64_t n = args->random ? args->random : 24;
-    uint64_t seed = (uint64_t)args->seed;
+    uint64_t seed = (uint64_t)cli_seed(args);
     for (int64_t i = 0; i < n; i++) {
         saccade_sizes sizes;
         saccade_dtype dtype;
@@ -162,7 +162,7 @@ static saccade_status check_random(const cli_args *args, verdict *all, saccade_e
                                      is_given ? "given" : v->name, all, err));
     }
     if (all->rows)
-        printf("seed %lld\n", (long long)args->seed);
+        printf("seed %lld\n", (long long)cli_seed(args));
     return SACCADE_OK;
 }
 
@@ -180,7 +180,7 @@ static saccade_status rmse_row(const cli_args *args, const cli_variant *v, sacca
     variant_apply(v, &filled);
     CLI_TRY(files_engine_options(args, &options, err));
     CLI_TRY(job_open(&filled, sizes, &j, err));
-    saccade_status status = job_tensors_new(sizes, dtype, (uint64_t)args->seed, &t, err);
+    saccade_status status = job_tensors_new(sizes, dtype, (uint64_t)cli_seed(args), &t, err);
     if (status == SACCADE_OK) {
         status = yardstick_open(&j, &options, &t, &y, err);
         if (status == SACCADE_OK) {
@@ -241,7 +241,8 @@ static saccade_status check_problem(const cli_args *args, verdict *all, saccade_
     saccade_dtype dtype;
     CLI_TRY(problem_read(args->problem, &sizes, &dtype, err));
     CLI_TRY(cli_parse_dtype(args->dtype, dtype, &dtype, err));
-    return check_random_tensors(args, &sizes, dtype, (uint64_t)args->seed, "given", all, err);
+    return check_random_tensors(args, &sizes, dtype, (uint64_t)cli_seed(args), "given", all,
+                                err);
 }
 
 saccade_status cmd_check(const cli_args *args, saccade_error *err)

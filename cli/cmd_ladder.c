@@ -140,7 +140,7 @@ static void read_options(const cli_args *args, saccade_ladder_options *o)
     else if (o->M > o->N * o->d)
         o->M = o->N * o->d;
     o->splits = o->splits < o->N ? o->splits : o->N;
-    o->seed = (uint64_t)args->seed;
+    o->seed = (uint64_t)cli_seed(args);
 }
 
 static saccade_status measure(roofline_limits *out, saccade_error *err)

@@ -83,12 +83,23 @@ static saccade_status run_into(const cli_args *args, file_tensors *f, outfile *o
     return args->lse_file ? outfile_commit(lse, err) : SACCADE_OK;
 }
 
+/* What would be read by nothing. */
+static saccade_status check_used(const cli_args *args, saccade_error *err)
+{
+    CLI_FAIL_IF(args->seed >= 0 && !args->weight, SACCADE_EINVAL, "--seed",
+                "got it without --weight, expected what it is the seed of");
+    CLI_FAIL_IF(args->block && !args->mask, SACCADE_EINVAL, "--block",
+                "got it without --mask, expected a mask to cut into blocks");
+    return SACCADE_OK;
+}
+
 saccade_status run_files(const cli_args *args, run_report *report, saccade_error *err)
 {
     file_tensors f;
     outfile out = {NULL, NULL, NULL}, lse = {NULL, NULL, NULL};
     gradients g = {.n = 0};
     CLI_FAIL_IF(!args->out_file, SACCADE_EINVAL, "-o", "got no file, expected one");
+    CLI_TRY(check_used(args, err));
     CLI_TRY(files_load(args, &f, err));
     *report = (run_report){.sizes = f.sizes, .dtype = f.t.q.dtype};
     const saccade_status status = run_into(args, &f, &out, &lse, &g, report, err);

@@ -212,7 +212,7 @@ static saccade_status fill(const cli_args *args, job *j, saccade_error *err)
         CLI_TRY(parse(SACCADE_WEIGHT, "--weight", args->weight, &j->weight, err));
     if (args->sinks)
         CLI_TRY(input_value("sinks", args->sinks, &j->sizes, &j->sinks, err));
-    j->seed = args->seed;
+    j->seed = cli_seed(args);
     CLI_TRY(read_positions(args, j, err));
     return bind_all(args, j, err);
 }

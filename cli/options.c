@@ -148,6 +148,11 @@ bool cli_is_file(const cli_option *option)
                || strcmp(option->value, "FOLDER") == 0);
 }
 
+int64_t cli_seed(const cli_args *args)
+{
+    return args->seed < 0 ? 1 : args->seed;
+}
+
 bool cli_parse_int(const char *text, int64_t *out)
 {
     char *end;
@@ -245,7 +250,7 @@ static const cli_option *standing(const cli_command *command, const char *word)
 saccade_status cli_parse(const cli_command *command, int argc, char **argv, cli_args *out,
                          saccade_error *err)
 {
-    cli_args args = {.scale = NAN, .seed = 1};
+    cli_args args = {.scale = NAN, .seed = -1};
     bool is_given[OPTIONS] = {false};
     for (int i = 0; i < argc; i++) {
         const char *word = argv[i], *equals = strchr(word, '=');

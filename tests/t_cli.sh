@@ -126,7 +126,10 @@ refuse "expected row, head, channel or tensor" $run -o o.npy --kv-dtype i8 --kv-
 refuse "expected --kv-dtype with it" $run -o o.npy --kv-scale row
 refuse "expected one of them" $run -o o.npy --kv-dtype i8 --page-size 3
 expect 0 $run -o /dev/null
-expect 0 run -q q.npy -k k.npy -v v.npy -o bnhd.npy --layout bhnd --block 32x64
+expect 0 run -q q.npy -k k.npy -v v.npy -o bnhd.npy --layout bhnd --mask 'causal()' \
+    --block 32x64
+refuse "--block: got it without --mask" $run -o o.npy --block 32
+refuse "--seed: got it without --weight" $run -o o.npy --seed 0
 refuse "expected one" run -q q.npy -k k.npy -v v.npy
 
 # ---- files apart, whatever the paths that lead to them ----
@@ -183,7 +186,7 @@ refuse "expected 3 as in q3.npy" run -q q3.npy -k k.npy -v v.npy -o o.npy
 refuse "cannot open" run -q none.npy -k k.npy -v v.npy -o o.npy
 refuse "bhnd or bnhd" $run -o o.npy --layout dbnh
 refuse "f32, f16 or bf16" $run -o o.npy --dtype f8
-refuse "like 128 or 128x64" $run -o o.npy --block 0
+refuse "like 128 or 128x64" $run -o o.npy --mask 'causal()' --block 0
 refuse "expected auto, cpu" $run -o o.npy --backend tpu
 refuse "level" $run -o o.npy --level mmx
 npy short.npy '1, 1, 7, 4' 28
@@ -355,6 +358,7 @@ refuse "number of rows" shard --mask 'causal()'
 refuse "from 1 to 1024" shard --q 9 --ranks 0
 refuse "multiple of the tile" shard --q 999 --chunk 100
 refuse "LAYERS:MASK" shard --q 99 --mask 'causal()' --also 'causal()'
+refuse "--block: got it without --mask" shard --q 99 --block 32
 refuse "before other masks" shard --q 99 --also '2:causal()'
 refuse "of a name in a mask" shard --q 99 --mask 'causal()' --bind W=3
 refuse "expected --bind W=NUMBER" shard --q 99 --mask 'sliding_window(W)'
