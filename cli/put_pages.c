@@ -56,12 +56,19 @@ static void shuffle(int32_t *order, int64_t n)
     }
 }
 
+/* A page may be longer than all keys, as caches have them, but not so long that its empty rows
+ * take more memory than any problem's. */
+enum { LONGEST_PAGE = 4096 };
+
 saccade_status paged_make(const saccade_tensor *k, const saccade_tensor *v, int64_t page,
                           paged *out, saccade_error *err)
 {
     const int64_t n = (k->shape[2] + page - 1) / page, shape[] = {k->shape[0], n};
     paged made = {.k = {.data = NULL}};
     saccade_status status;
+    CLI_FAIL_IF(page > LONGEST_PAGE && page > k->shape[2], SACCADE_EINVAL, "--page-size",
+                "got %lld, expected at most %d, or as many as the keys, %lld", (long long)page,
+                LONGEST_PAGE, (long long)k->shape[2]);
     int32_t *table = malloc((size_t)(k->shape[0] * n) * sizeof *table);
     CLI_FAIL_IF(!table, SACCADE_ENOMEM, "--page-size", "out of memory");
     shuffle(table, k->shape[0] * n);

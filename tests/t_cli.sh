@@ -119,6 +119,9 @@ expect 0 $run -o o.npy --lse l.npy --mask 'causal()'; says "o.npy: [1, 2, 8, 4]"
 expect 0 $run -o o.npy --mask 'causal()'
 expect 0 $run -o paged.npy --mask 'causal()' --page-size 3
 cmp -s o.npy paged.npy || bad "--page-size 3 changes the output"
+expect 0 $run -o paged.npy --mask 'causal()' --page-size 4096
+cmp -s o.npy paged.npy || bad "--page-size 4096 changes the output"
+refuse "--page-size: got 1073741824, expected at most 4096" $run -o o.npy --page-size 1073741824
 # quantised keys: t_cli_numpy has the numbers
 refuse "whole number, end or F.npy" $run -o o.npy --q-offset start
 refuse "expected e4m3, e5m2, i8 or i4" $run -o o.npy --kv-dtype int3
