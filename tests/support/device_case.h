@@ -43,6 +43,7 @@ typedef struct device_case {
 } device_case;
 
 int has_device(void); /* or says that there is none */
+int has_nvrtc(void);  /* likewise */
 /* Fails the test where a CUDA program without a mod does not compile, or spills, for sm_80 or
  * this one; skips it where there is no NVRTC. */
 void expect_program_compiles(const char *file, const char *arch);
