@@ -334,6 +334,33 @@ static void random_masks(void **state)
         one_random(&x);
 }
 
+/* ---- weights ---- */
+
+/* A mask of one head is every head's, beside one of 16 too. */
+static void a_mask_counts_for_all_heads(void **state)
+{
+    (void)state;
+    held_mask one = mask_of("q >= kv", square(2000, 1), NULL, 0, 0);
+    held_mask all = mask_of("q >= kv", square(2000, 16), NULL, 0, 0);
+    held_mask other = mask_of("q <= kv", square(2000, 16), NULL, 0, 0);
+    double area[2];
+    for (int i = 0; i < 2; i++) {
+        const saccade_block_mask *masks[] = {i ? all.mask : one.mask, other.mask};
+        saccade_shard_options o = options_of(masks, 2, 1, 0);
+        o.layers = (int32_t[]){3, 1};
+        saccade_shard_plan *plan = plan_of(&o);
+        saccade_shard_stats stats;
+        saccade_shard_stats_init(&stats);
+        assert_int_equal(saccade_shard_get_stats(plan, 0, &stats, NULL), SACCADE_OK);
+        area[i] = stats.area;
+        saccade_shard_plan_destroy(plan);
+    }
+    assert_true(area[0] == area[1]);
+    drop(&one);
+    drop(&all);
+    drop(&other);
+}
+
 /* ---- mistakes ---- */
 
 static void refused(const saccade_shard_options *o, const char *where)
@@ -430,8 +457,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(areas_are_even), cmocka_unit_test(narrow_masks_send_little),
-        cmocka_unit_test(random_masks),   cmocka_unit_test(mistakes),
-        cmocka_unit_test(without_memory), cmocka_unit_test(pictures),
+        cmocka_unit_test(random_masks),   cmocka_unit_test(a_mask_counts_for_all_heads),
+        cmocka_unit_test(mistakes),       cmocka_unit_test(without_memory),
+        cmocka_unit_test(pictures),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -32,7 +32,8 @@ typedef struct shard_source {
     int64_t unit; /* keys: all blocks of keys and all chunks begin at a multiple of it */
     const saccade_block_mask *masks[SACCADE_MAX_SHARD_MASKS];
     const mask_runs *runs[SACCADE_MAX_SHARD_MASKS];
-    double weight[SACCADE_MAX_SHARD_MASKS]; /* layers, times heads that share a row of runs */
+    double weight[SACCADE_MAX_SHARD_MASKS]; /* layers, times how many of the largest batch and
+                                             * heads among the masks share a row of runs */
     int32_t layers[SACCADE_MAX_SHARD_MASKS];
     const double *area; /* [chunks] */
 } shard_source;

@@ -73,20 +73,32 @@ static saccade_status read_options(const saccade_shard_options *given, saccade_s
     return SACCADE_OK;
 }
 
+/* The largest batch and heads of the masks: one of a single batch, or head, is every one's. */
+static saccade_sizes largest_of(const saccade_shard_options *o)
+{
+    saccade_sizes most = {.B = 1, .H = 1};
+    for (int32_t i = 0; i < o->n_masks; i++) {
+        const saccade_sizes *sizes = &mask_get_view(o->masks[i])->sizes;
+        most.B = larger(most.B, sizes->B);
+        most.H = larger(most.H, sizes->H);
+    }
+    return most;
+}
+
 static void read_masks(const saccade_shard_options *o, shard_source *s)
 {
+    const saccade_sizes most = largest_of(o);
     s->n_masks = o->n_masks ? o->n_masks : 1;
     s->layers[0] = 1;
     s->weight[0] = 1;
     s->unit = o->chunk;
     for (int32_t i = 0; i < o->n_masks; i++) {
-        const saccade_sizes *sizes = &mask_get_view(o->masks[i])->sizes;
         const mask_runs *runs = mask_own_runs(o->masks[i]);
         s->masks[i] = o->masks[i];
         s->runs[i] = runs;
         s->layers[i] = o->layers ? o->layers[i] : 1;
-        s->weight[i] =
-            (double)s->layers[i] * (double)(sizes->B / runs->B) * (double)(sizes->H / runs->H);
+        s->weight[i] = s->layers[i] * ((double)most.B / (double)runs->B)
+                       * ((double)most.H / (double)runs->H);
         s->unit = common_divisor(s->unit, runs->block_kv);
     }
 }
