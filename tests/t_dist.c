@@ -466,6 +466,14 @@ static void failures_of_the_transport(void **state)
     const lonely aborts = {.seconds = 100, .aborts = 1};
     pair(&good, &good, 0, 0);
     pair(&short_time, NULL, 1, 0);
+    for (int i = 0; i < 4; i++) { /* no time that could pass */
+        const lonely no_time = {.seconds = (double[]){0, -1, -INFINITY, NAN}[i], .bytes = 32};
+        pair(&no_time, NULL, 1, 0);
+    }
+    for (int i = 0; i < 2; i++) { /* more than a clock counts */
+        const lonely long_time = {.seconds = i ? 1e300 : INFINITY, .bytes = 32};
+        pair(&long_time, &long_time, 0, 0);
+    }
     pair(&good, &other_bytes, 1, 1); /* who sees it first says so */
     pair(&good, &aborts, 1, 0);
     pair(&aborts, &good, 0, 1);

@@ -238,6 +238,15 @@ static void refusals(void **state)
     assert_string_equal(err.where, "workspace");
     assert_int_equal(saccade_dist_merge(NULL, &t, &out, &l, &out, memory, sizeof memory, &err),
                      SACCADE_OK);
+    const double never[] = {0, -1, 1e6, 1e300, INFINITY, NAN};
+    for (int i = 0; i < 6; i++) {
+        t.seconds = never[i];
+        assert_int_equal(
+            saccade_dist_merge(NULL, &t, &out, &l, &out, memory, sizeof memory, &err),
+            SACCADE_EINVAL);
+        assert_string_equal(err.where, "transport");
+    }
+    t.seconds = 60;
     out.stride[2] = 8;
     assert_int_equal(saccade_dist_merge(NULL, &t, &out, &l, &out, memory, sizeof memory, &err),
                      SACCADE_EINVAL);

@@ -217,6 +217,10 @@ void api_clear_unread(const saccade_plan *plan, const saccade_backward_args *arg
 
 /* Members that calls over ranks do not take, of which backward has ragged and pages alone. */
 saccade_status api_refuse_over_ranks(const saccade_forward_args *args, saccade_error *err);
+/* EINVAL where a transport has no function that exchanges, or no time that ends. */
+struct saccade_transport;
+saccade_status api_check_transport(const struct saccade_transport *transport,
+                                   saccade_error *err);
 struct saccade_dist;
 /* EBACKEND where the plan's tensors lie on a device that the transport knows nothing of. */
 saccade_status api_check_exchange(const struct saccade_dist *dist, saccade_error *err);

@@ -9,6 +9,15 @@
 
 /* ---- making ---- */
 
+saccade_status api_check_transport(const saccade_transport *t, saccade_error *err)
+{
+    FAIL_AT(!t->exchange && t->ranks > 1, SACCADE_EINVAL, "transport", 0, 0,
+            "got no exchange, expected a function");
+    FAIL_AT(!(t->seconds > 0 && t->seconds < 1e6), SACCADE_EINVAL, "transport", 0, 0,
+            "got %g seconds, expected more than 0 and less than 10^6", t->seconds);
+    return SACCADE_OK;
+}
+
 static saccade_status check_transport(const saccade_transport *t,
                                       const saccade_shard_plan *shards, int32_t mask,
                                       saccade_error *err)
@@ -18,10 +27,7 @@ static saccade_status check_transport(const saccade_transport *t,
             SACCADE_EINVAL, "transport", 0, 0,
             "got rank %d of %d, expected one of the shard plan's %d", t->rank, t->ranks,
             shards->options.ranks);
-    FAIL_AT(!t->exchange && t->ranks > 1, SACCADE_EINVAL, "transport", 0, 0,
-            "got no exchange, expected a function");
-    FAIL_AT(!(t->seconds > 0 && t->seconds < 1e6), SACCADE_EINVAL, "transport", 0, 0,
-            "got %g seconds, expected more than 0 and less than 10^6", t->seconds);
+    TRY(api_check_transport(t, err));
     FAIL_AT(mask < 0 || mask >= (n_masks ? n_masks : 1), SACCADE_EINVAL, "mask", 0, 0,
             "got %d, expected one of the shard plan's %d", mask, n_masks);
     return SACCADE_OK;

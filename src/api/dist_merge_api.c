@@ -134,12 +134,12 @@ saccade_status saccade_dist_merge(const saccade_context *context,
     saccade_transport_init(&own);
     TRY(RECORD_READ(&own, transport, "transport"));
     FAIL_AT(own.ranks < 1 || own.ranks > SACCADE_MAX_RANKS || own.rank < 0
-                || own.rank >= own.ranks || (own.ranks > 1 && !own.exchange),
-            SACCADE_EINVAL, "transport", 0, 0,
-            "got rank %d of %d, expected one of 1 to %d and an exchange", own.rank, own.ranks,
-            SACCADE_MAX_RANKS);
-    const saccade_status status =
-        merge(context, &own, out, lse, result, workspace, workspace_bytes, err);
+                || own.rank >= own.ranks,
+            SACCADE_EINVAL, "transport", 0, 0, "got rank %d of %d, expected one of 1 to %d",
+            own.rank, own.ranks, SACCADE_MAX_RANKS);
+    saccade_status status = api_check_transport(&own, err);
+    if (status == SACCADE_OK)
+        status = merge(context, &own, out, lse, result, workspace, workspace_bytes, err);
     if (status != SACCADE_OK)
         dist_abort(&own);
     return status;

@@ -6,7 +6,6 @@
 #include "base/status.h"
 #include "saccade_dist.h"
 
-#include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,9 +30,14 @@ struct saccade_ranks {
 
 /* ---- waiting, with the lock ---- */
 
+static const double seconds_most = 1e6; /* that a transport may have */
+
+/* What is no number of seconds, or less than none, has passed. */
 static struct timespec after(double seconds)
 {
-    const int64_t ns = clock_ns() + (int64_t)(seconds * 1e9);
+    const double given = seconds > 0 ? seconds : 0;
+    const double taken = given < seconds_most ? given : seconds_most;
+    const int64_t ns = clock_ns() + (int64_t)(taken * 1e9);
     return (struct timespec){.tv_sec = (time_t)(ns / 1000000000),
                              .tv_nsec = (long)(ns % 1000000000)};
 }
@@ -47,9 +51,8 @@ static void fail_all(saccade_ranks *all)
 /* 0: something may have changed; look again. */
 static int wait_for_change(saccade_ranks *all, const struct timespec *until)
 {
-    if (!all->has_failed
-        && pthread_cond_timedwait(&all->changed, &all->lock, until) == ETIMEDOUT)
-        fail_all(all);
+    if (!all->has_failed && pthread_cond_timedwait(&all->changed, &all->lock, until) != 0)
+        fail_all(all); /* time is up, or there is no such time */
     return all->has_failed;
 }
 
