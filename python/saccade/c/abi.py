@@ -29,7 +29,10 @@ STATUS = {
 
 
 class SaccadeError(RuntimeError):
-    """A call the library refused. `status` is its name; `line`, `column` place it in a text."""
+    """A call the library refused. `status` is its name; `line`, `column` place it in a text.
+    is_shared: over ranks, where all of them have the error."""
+
+    is_shared = False
 
     def __init__(self, status: str, message: str, line: int = 0, column: int = 0):
         super().__init__(message)

@@ -18,6 +18,7 @@ _EXCHANGE = C.CFUNCTYPE(
     C.c_int32,
     C.c_double,
 )
+_ABORT = C.CFUNCTYPE(None, C.c_void_p)
 
 
 class ShardStats(NamedTuple):
@@ -77,39 +78,74 @@ class ShardPlan:
             lib.saccade_shard_plan_destroy(self.handle)
 
 
+class _State:
+    """Of a transport: what failed in Python just now, and whether anything has ended it."""
+
+    failure: BaseException | None = None
+    has_failed = False
+
+
+def _calls_of(exchange: Callable, state: _State):
+    """The two functions of a transport in Python. They hold nothing of what holds them."""
+
+    def call(_, sends, n_sends, receives, n_receives, limit):
+        try:
+            if state.has_failed:
+                raise RuntimeError("the transport has ended")
+            exchange(
+                [(m.data, m.bytes, m.peer) for m in sends[:n_sends]],
+                [(m.data, m.bytes, m.peer) for m in receives[:n_receives]],
+                limit,
+            )
+        except BaseException as reason:  # goes on through C as a status
+            state.failure, state.has_failed = reason, True
+            return 1
+        return 0
+
+    def abort(_):
+        state.has_failed = True
+
+    return _EXCHANGE(call), _ABORT(abort)
+
+
+def _told(error: abi.SaccadeError, failure: Exception) -> abi.SaccadeError:
+    """The library's error, which knows of a status alone, with the reason."""
+    reason = str(failure).partition("\n")[0]
+    text = f"{error}: {type(failure).__name__}: {reason}"
+    return type(error)(error.status, text, error.line, error.column)
+
+
 class Transport:
-    """exchange(sends, receives, seconds): lists of (address, bytes, peer); raises to fail."""
+    """exchange(sends, receives, seconds): lists of (address, bytes, peer); raises to fail.
+    After a failure there is no exchange any more."""
 
     def __init__(self, rank: int, ranks: int, seconds: float, exchange: Callable):
-        self.failure: BaseException | None = None
-
-        def call(_, sends, n_sends, receives, n_receives, limit):
-            try:
-                exchange(
-                    [(m.data, m.bytes, m.peer) for m in sends[:n_sends]],
-                    [(m.data, m.bytes, m.peer) for m in receives[:n_receives]],
-                    limit,
-                )
-            except BaseException as reason:  # goes on through C as a status
-                self.failure = reason
-                return 1
-            return 0
-
-        self._call = _EXCHANGE(call)
+        self._state = _State()
+        self._calls = _calls_of(exchange, self._state)
+        at = [C.cast(call, C.c_void_p) for call in self._calls]
         self.struct = abi.Transport(
-            rank=rank,
-            ranks=ranks,
-            exchange=C.cast(self._call, C.c_void_p),
-            seconds=seconds,
+            rank=rank, ranks=ranks, exchange=at[0], abort=at[1], seconds=seconds
         )
 
+    has_failed = property(lambda self: self._state.has_failed)
+
+    def abort(self) -> None:
+        self._state.has_failed = True
+
     def run(self, name: str, *arguments) -> None:
-        """A call that may exchange; what failed in Python is the reason of its error."""
+        """A call that may exchange; what failed in Python is the reason of its error. One that
+        leaves the transport as it was is a refusal on all ranks (error.is_shared)."""
+        self._state.failure = None
         try:
             abi.call(name, *arguments)
         except abi.SaccadeError as error:
-            failure, self.failure = self.failure, None
-            raise error from failure
+            failure, self._state.failure = self._state.failure, None
+            error.is_shared = not self.has_failed
+            if failure is None:
+                raise
+            if not isinstance(failure, Exception):  # Ctrl-C
+                raise failure from None
+            raise _told(error, failure) from failure
 
 
 NCCL_ID_BYTES = 128
@@ -134,9 +170,15 @@ class NcclTransport:
     def run(self, name: str, *arguments) -> None:
         try:
             abi.call(name, *arguments)
-        except abi.SaccadeError:
+        except (abi.SaccadeError, MemoryError):
             self.has_failed = True
             raise
+
+    def abort(self) -> None:
+        """Ends the communicator, on this rank."""
+        self.has_failed = True
+        if self.struct.abort:
+            C.cast(self.struct.abort, _ABORT)(self.struct.user)
 
     def __del__(self):
         if self.struct.user and lib is not None and not sys.is_finalizing():
@@ -177,7 +219,11 @@ class Dist:
 
     def prepare(self, mask) -> None:
         if mask not in self._prepared:
-            abi.call("dist_prepare", self.handle, mask.handle if mask is not None else None)
+            try:
+                abi.call("dist_prepare", self.handle, mask.handle if mask is not None else None)
+            except abi.BadValue as error:
+                error.is_shared = True  # as saccade_dist_prepare has it
+                raise
             self._prepared.add(mask)
 
     def workspace(self, B: int) -> int:

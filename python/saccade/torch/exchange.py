@@ -139,6 +139,19 @@ def _exchange(outgoing, counts_out, counts_in, width, group, limit, told=0):
     return incoming, work
 
 
+@contextlib.contextmanager
+def _answered():
+    """Around an exchange: says of torch's errors what they mean here."""
+    try:
+        yield
+    except (Differs, torch.OutOfMemoryError):
+        raise
+    except RuntimeError as reason:
+        raise RuntimeError(
+            f"context_parallel: another rank failed, or did not answer: {reason}"
+        ) from None
+
+
 def _summed(captured, ranks, group, limit):
     """Each rank's part of gradients, float32 by name, as sums over ranks in their order, in
     double, rounded once."""
@@ -239,30 +252,8 @@ class Heads:
     ):
         self.rank, self.ranks, self.length = rank, len(rows), length
         self.group, self.limit = group, limit
-        self.has_failed = False
         self.rows = [Rows(packed(x), x, device) for x in rows]
         self.counts = [x.count for x in self.rows]
-
-    @contextlib.contextmanager
-    def _exchanging(self):
-        """After one exchange that failed there is none any more: what a rank that was late
-        sends would meet another exchange, which gloo answers by ending the process."""
-        if self.has_failed:
-            raise RuntimeError(
-                "context_parallel: an exchange failed before, expected no more calls over "
-                "these processes"
-            )
-        self.has_failed = True
-        try:
-            yield
-        except Differs:  # every rank has the error, and none has sent rows
-            self.has_failed = False
-            raise
-        except RuntimeError as reason:
-            raise RuntimeError(
-                f"context_parallel: another rank failed, or did not answer: {reason}"
-            ) from None
-        self.has_failed = False
 
     def to_heads(self, told, *tensors):
         """[B, H, rows here, dim] of one dtype to [B, H / ranks, all rows, dim]. told: a digest
@@ -278,7 +269,7 @@ class Heads:
             ]
         )
         counts = [own] * self.ranks, self.counts
-        with self._exchanging():
+        with _answered():
             incoming, work = _exchange(outgoing, *counts, width, self.group, self.limit, told)
             wait(work, self.limit)
         made = [t.new_empty((B, n, self.length, dim)) for t, (B, n, dim) in zip(tensors, sizes)]
@@ -305,7 +296,7 @@ class Heads:
                     rows.take(of, outgoing[at : at + size].view(B, n, count, dim))
                 at += size
         counts = self.counts, [own] * self.ranks
-        with self._exchanging():
+        with _answered():
             incoming, work = _exchange(outgoing, *counts, width, self.group, self.limit, told)
             wait(work, self.limit)
         made = [

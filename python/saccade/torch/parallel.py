@@ -10,7 +10,7 @@ here. Runs on CPUs over gloo and on CUDA over NCCL. What a call does is in ranks
 
 from __future__ import annotations
 
-import datetime
+import contextlib
 import weakref
 from collections.abc import Sequence
 from numbers import Integral
@@ -18,21 +18,25 @@ from typing import Any, Optional
 
 import torch
 import torch.distributed as dist
+import torch.utils.checkpoint
 
 from ..c import abi, objects
 from ..c import dist as c_dist
 from . import active
-from .agreement import agree, digest, limit_of
+from .agreement import Differs, agree, digest, limit_of
 from .checks import check_groups, device_of
 from .exchange import Gathering, Heads, expand
 from .masks import mask_or_mod
+from .messages import Messages
 from .mods import Resolved, dtype_name, view
 from .ranks_calls import Attention, Exchanged, Gathered, Spread
 
+# Of all ranks, beside Differs: how checkpointing ends what it computes again.
+_SHARED = tuple(
+    x for x in [getattr(torch.utils.checkpoint, "_StopRecomputationError", None)] if x
+)
 MODES = ("gather", "staged", "heads")
 WAYS = ("torch", "nccl")
-_TAGS, _TAG_STEP = 2**31 - 2, 1000003  # tags of messages, by size and number
-_TOLD = 4  # what is told of the messages to a peer: how many, bytes of all, first, last
 _communicators: Any = weakref.WeakKeyDictionary()  # by group, then by device and seconds
 
 
@@ -80,10 +84,12 @@ class ContextParallel:
         self.shards = c_dist.ShardPlan(self.ranks, tile, N, *dealt)
         self._whole = c_dist.ShardPlan(1, tile, N, handles, layers)
         self._limit = limit_of(seconds, self.device)
-        self._transport = c_dist.Transport(self.rank, self.ranks, seconds, self._exchange)
-        self._alone = c_dist.Transport(0, 1, seconds, self._exchange)
+        self._messages = Messages(group, self.device)
+        exchange = self._messages.exchange
+        self._transport = c_dist.Transport(self.rank, self.ranks, seconds, exchange)
+        self._alone = c_dist.Transport(0, 1, seconds, exchange)
+        self._calls, self._failure = 0, ""
         self._before: list = []  # what each `with` that is open found
-        self._agreed: set = set()  # (peer, sizes to it, sizes from it) that it has told of
         self._made: dict = {}
         self._pools: dict = {}
         self._ways: dict = {}
@@ -158,69 +164,6 @@ class ContextParallel:
 
     # ---- the transport ----
 
-    def _exchange(self, sends, receives, seconds):
-        """Host memory, over whatever the group carries."""
-        works, seen, landed = [], {}, []
-        limit = datetime.timedelta(seconds=seconds)
-        if self.device.type == "cpu":
-            self._agree_on_bytes(sends, receives, limit)
-        for is_send, messages in ((False, receives), (True, sends)):
-            for address, size, peer in messages:
-                number = seen[is_send, peer] = seen.get((is_send, peer), 0) + 1
-                tag = 1 + (size * _TAG_STEP + number) % _TAGS
-                memory = (abi.C.c_ubyte * size).from_address(address)
-                data = torch.frombuffer(memory, dtype=torch.uint8)
-                if self.device.type == "cuda":
-                    there, data = data, data.to(self.device)
-                    landed += [] if is_send else [(there, data)]
-                works.append((is_send, data, peer, tag))
-        if self.device.type == "cuda":  # one NCCL group, so that sends meet receives
-            calls = dist.irecv, dist.isend
-            made = [
-                dist.P2POp(calls[is_send], data, self._global(peer), self.group)
-                for is_send, data, peer, _ in works
-            ]
-            for work in dist.batch_isend_irecv(made) if made else ():
-                work.wait()
-        else:
-            begun = [self._begin(*work) for work in works]
-            for work in begun:
-                work.wait(limit)
-        for there, data in landed:
-            there.copy_(data)
-
-    def _global(self, peer):
-        return dist.get_global_rank(self.group, peer) if self.group else peer
-
-    def _begin(self, is_send, data, peer, tag):
-        call = dist.isend if is_send else dist.irecv
-        return call(data, self._global(peer), group=self.group, tag=tag)
-
-    def _agree_on_bytes(self, sends, receives, limit):
-        """What each peer is about to send, before it is received, the first time that it
-        does: gloo ends the process where a message is longer than its receiver expects. Later
-        messages of other sizes have other tags and never meet, until time is up."""
-        given, wanted = _by_peer(sends), _by_peer(receives)
-        pairs = {(p, given.get(p, ()), wanted.get(p, ())) for p in {*given, *wanted}}
-        new = pairs - self._agreed
-        if not new:
-            return
-        given = {p: _summary(sizes) for p, sizes, _ in new if sizes}
-        wanted = {p: _summary(sizes) for p, _, sizes in new if sizes}
-        told = {peer: torch.empty(_TOLD, dtype=torch.int64) for peer in wanted}
-        works = [self._begin(False, t, peer, 0) for peer, t in told.items()]
-        works += [self._begin(True, t, peer, 0) for peer, t in given.items()]
-        for work in works:
-            work.wait(limit)
-        for peer, t in told.items():
-            if not torch.equal(t, wanted[peer]):
-                raise RuntimeError(
-                    f"rank {peer} sends {int(t[1])} bytes in {int(t[0])} messages, rank "
-                    f"{self.rank} expected {int(wanted[peer][1])} in {int(wanted[peer][0])}: "
-                    "their calls or their batches differ"
-                )
-        self._agreed |= pairs
-
     def _over_nccl(self, seconds):
         """The library's own communicator; None, on all ranks, where one has none. A group has
         one, made by the first of its contexts: ended, it would wait for the other ranks, and
@@ -258,20 +201,46 @@ class ContextParallel:
 
     # ---- attention ----
 
+    @contextlib.contextmanager
+    def guarded(self):
+        """Around what all ranks do. After a failure on this one nothing of it is exchanged any
+        more: a later call would meet what the others still do of this one."""
+        if self._failure or self._transport.has_failed:
+            raise RuntimeError(
+                "context_parallel: got a call after one that failed before"
+                f"{self._failure and f' ({self._failure})'}, expected a new context_parallel, "
+                "over a new group where other ranks waited"
+            )
+        try:
+            yield
+        except (Differs, *_SHARED):
+            raise
+        except BaseException as reason:
+            if not getattr(reason, "is_shared", False):
+                text = str(reason).partition("\n")[0]
+                self._failure = f"{type(reason).__name__}: {text}"
+                self._transport.abort()
+            raise
+
+    @property
+    def call(self) -> int:
+        """The number of what is being computed: of the call, of what it captures by value, and
+        whether it is backward. Messages carry it."""
+        return self._messages.call
+
+    @call.setter
+    def call(self, number: int) -> None:
+        self._messages.call = number
+
     def attention(self, q, k, v, score_mod, block_mask, scale, enable_gqa):
         """(out, lse) of this rank's rows."""
-        for name, t in (("query", q), ("key", k), ("value", v)):
-            if t.device != self.device:
-                raise ValueError(
-                    f"{name}: got a tensor on {t.device}, expected {self.device}, where these "
-                    "ranks run"
-                )
-            if t.dim() != 4 or t.shape[2] != len(self.positions):
-                raise ValueError(
-                    f"{name}: got shape {tuple(t.shape)}, expected [B, H, "
-                    f"{len(self.positions)}, D] with this rank's rows"
-                )
-        check_groups(f"query {tuple(q.shape)}, key {tuple(k.shape)}", q, k, enable_gqa)
+        with self.guarded():
+            self._calls += 1
+            self.call = digest([self._calls])
+            return self._attention(q, k, v, score_mod, block_mask, scale, enable_gqa)
+
+    def _attention(self, q, k, v, score_mod, block_mask, scale, enable_gqa):
+        self._check(q, k, v, enable_gqa)
         q, k, v = q.resolve_neg(), k.resolve_neg(), v.resolve_neg()
         index, mask = self._mask_of(block_mask)
         kind = self.device.type
@@ -279,6 +248,20 @@ class ContextParallel:
         captured = score.captured if score is not None else []
         way = Spread if self.mode == "heads" else Gathered if self.local else Exchanged
         return Attention.apply(way(self, index, mask, score, scale), q, k, v, *captured)
+
+    def _check(self, q, k, v, enable_gqa):
+        for name, t in (("query", q), ("key", k), ("value", v)):
+            if t.device != self.device:
+                raise ValueError(
+                    f"{name}: got a tensor on {t.device}, expected {self.device}, where these "
+                    "ranks run"
+                )
+            if t.dim() != 4 or t.shape[2] != len(self._own_rows):
+                raise ValueError(
+                    f"{name}: got shape {tuple(t.shape)}, expected [B, H, "
+                    f"{len(self._own_rows)}, D] with this rank's rows"
+                )
+        check_groups(f"query {tuple(q.shape)}, key {tuple(k.shape)}", q, k, enable_gqa)
 
     def _mask_of(self, given):
         if given is None and not self.masks:
@@ -489,18 +472,6 @@ def _layers_of(masks, layers):
             f"layers: got {len(counts)} numbers, expected one for each of {len(masks)} masks"
         )
     return list(masks), counts
-
-
-def _by_peer(messages):
-    """Bytes of the messages of each peer."""
-    sizes: dict = {}
-    for _, size, peer in messages:
-        sizes[peer] = (*sizes.get(peer, ()), size)
-    return sizes
-
-
-def _summary(sizes):
-    return torch.tensor([len(sizes), sum(sizes), sizes[0], sizes[-1]])  # as _TOLD has it
 
 
 def _device_of(group, given):

@@ -7,6 +7,7 @@ from __future__ import annotations
 import torch
 
 from ..c import abi
+from .agreement import digest
 from .calls import current_stream, output_like, prepared
 from .checks import NO_SECOND_OF
 from .mods import view
@@ -20,6 +21,14 @@ class _Call:
         self.cp, self.index, self.mask, self.score, self.scale = cp, index, mask, score, scale
         self.names = score.names if score is not None else []
         self.views = score.views if score is not None else []
+
+    def begin(self, is_backward):
+        """Gives what is exchanged from here on the number of the call, or of its backward."""
+        if is_backward:
+            self.cp.call = digest([self.number, "backward"])
+            return
+        numbers = [t for t in self.score.tensors if not t.dim()] if self.score else []
+        self.number = self.cp.call = digest([self.cp.call, *numbers])
 
     def open(self, q, k, v, needs):
         """Before the first run, with the tensors that the library computes on."""
@@ -177,29 +186,35 @@ class Gathered(_Local):
 class Spread(_Local):
     """All rows of some heads, in exchange for some rows of all heads."""
 
+    def _digest(self):
+        """What every exchange tells: of what kind the call is, and which."""
+        return (self.told + self.cp.call) % (1 << 63)
+
     def forward(self, q, k, v, needs):
         way = self.cp.spreading()
         self.open(*(t[:, : t.shape[1] // self.cp.ranks] for t in (q, k, v)), needs)
-        q, k, v = way.to_heads(self.told, q, k, v)
+        told = self._digest()
+        q, k, v = way.to_heads(told, q, k, v)
         out, lse = self.run(q, k, v)
         self.kept = q, k, v, out, lse
-        (lse,) = way.to_rows(self.told, lse.unsqueeze(3))
-        return way.to_rows(self.told, out)[0], lse.squeeze(3)
+        (lse,) = way.to_rows(told, lse.unsqueeze(3))
+        return way.to_rows(told, out)[0], lse.squeeze(3)
 
     def backward(self, q, k, v, out, lse, d_out, d_lse, needs):
         way = self.cp.spreading()
+        told = self._digest()
         q, k, v, out, lse = self.kept
         if d_out is None:
             d_out = torch.zeros_like(out)
         else:
-            (d_out,) = way.to_heads(self.told, d_out)
+            (d_out,) = way.to_heads(told, d_out)
         if d_lse is not None:
-            d_lse = way.to_heads(self.told, d_lse.unsqueeze(3))[0].squeeze(3)
+            d_lse = way.to_heads(told, d_lse.unsqueeze(3))[0].squeeze(3)
         made = {"d_" + n: _like(t) for n, t, w in zip("qkv", (q, k, v), needs) if w}
         captured = self._captured()
         given = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "d_out": d_out}
         self.run_back({**given, "d_lse": d_lse}, made, captured)
-        rows = dict(zip(made, way.to_rows(self.told, *made.values()))) if made else {}
+        rows = dict(zip(made, way.to_rows(told, *made.values()))) if made else {}
         return [rows.get("d_" + n) for n in "qkv"], way.summed(captured)
 
 
@@ -210,6 +225,7 @@ class Attention(torch.autograd.Function):
     def forward(ctx, call, q, k, v, *captured):
         ctx.set_materialize_grads(False)
         q, k, v = (t.contiguous() for t in prepared(q, k, v))
+        call.begin(False)
         with torch.cuda.device_of(q):
             out, lse = call.forward(q, k, v, ctx.needs_input_grad[1:])
         ctx.call = call
@@ -218,9 +234,10 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, d_out, d_lse):
-        saved = ctx.saved_tensors  # once: checkpointing makes them again for one look
-        with torch.no_grad():
-            made = Attention._gradients(ctx, saved, d_out, d_lse)
+        with ctx.call.cp.guarded():
+            saved = ctx.saved_tensors  # once: checkpointing makes them again for one look
+            with torch.no_grad():
+                made = Attention._gradients(ctx, saved, d_out, d_lse)
         message = NO_SECOND_OF.format("context_parallel")
         return None, *last(message, made, (d_out, d_lse, *saved))
 
@@ -230,6 +247,7 @@ class Attention(torch.autograd.Function):
         needs = ctx.needs_input_grad[1:]
         d_out = d_out.contiguous().resolve_neg() if d_out is not None else None
         d_lse = d_lse.resolve_neg() if d_lse is not None else None
+        ctx.call.begin(True)
         with torch.cuda.device_of(q):
             made, by_name = ctx.call.backward(q, k, v, out, lse, d_out, d_lse, needs)
         names = iter(ctx.call.wanted)

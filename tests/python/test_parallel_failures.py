@@ -1,0 +1,126 @@
+"""What context_parallel refuses, and what a failure of one rank leaves behind: errors on all
+ranks, never numbers of another call. Two processes (gloo, CPU), a group for each case."""
+
+import os
+import sys
+import time
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import torch.distributed as dist  # noqa: E402
+import two_processes  # noqa: E402
+
+N, H, D = 200, 4, 16
+
+if not dist.is_available() or not dist.is_gloo_available():
+    pytest.skip("torch has no gloo here", allow_module_level=True)
+
+
+def tensors(heads=H, batch=1):
+    torch.manual_seed(3)
+    return [torch.randn(batch, heads, N, D) for _ in range(3)]
+
+
+def context(mode="gather", seconds=2.0, masks=(), **more):
+    """Over a group of its own."""
+    from saccade.torch import context_parallel
+
+    given = {"stage_keys": 64} if mode == "staged" else {}
+    return context_parallel(
+        dist.new_group(), (1, H, N, D), masks, mode=mode, seconds=seconds, **given, **more
+    )
+
+
+def caught(rank):
+    """One rank catches an error of its own and goes on with the next call, while the other is
+    in the first: before the library is called, in forward and in backward."""
+    import saccade.torch.ranks_calls as calls
+    from saccade.torch import flex_attention
+
+    memory = calls._memory
+
+    def none(*_):
+        raise torch.OutOfMemoryError("out of memory")
+
+    whole = tensors()
+    for mode in ("gather", "staged", "heads"):
+        for where in ("forward", "backward"):
+            with context(mode) as cp:
+                own = [cp.shard(t).requires_grad_() for t in whole]
+                out = flex_attention(*own)  # and its backward
+                calls._memory = none if rank == 0 else memory
+                words = "out of memory" if rank == 0 else "another rank failed, or did not"
+                with pytest.raises(RuntimeError, match=words):
+                    flex_attention(*own) if where == "forward" else out.sum().backward()
+                calls._memory = memory
+                with pytest.raises(RuntimeError, match="got a call after one that failed"):
+                    flex_attention(*own)
+
+
+def missed(rank):
+    """One rank never makes a call that the other makes, which no rank can know: what it sends
+    for the next one does not meet the other's receive."""
+    from saccade.torch import flex_attention
+
+    for mode, words in (("gather", "did not answer"), ("heads", "another mask or problem")):
+        with context(mode) as cp:
+            own = [cp.shard(t).requires_grad_() for t in tensors()]
+            made = [flex_attention(*own) for _ in range(2)]
+            made[1].sum().backward(retain_graph=True)
+            with pytest.raises(RuntimeError, match=words):  # of messages of one size
+                made[rank].sum().backward(retain_graph=True)
+
+
+def own_messages(rank):
+    """The caller's, with the tag that they have by default, in the same group."""
+    from saccade.torch import flex_attention
+
+    q, k, v = tensors()
+    with context(seconds=20) as cp:
+        sent = torch.arange(5000.0)
+        work = dist.isend(sent, 1, group=cp.group) if rank == 0 else None
+        flex_attention(*[cp.shard(t) for t in (q, k, v)])
+        if work is not None:
+            work.wait()
+        else:
+            got = torch.empty(5000)
+            dist.recv(got, 0, group=cp.group)
+            assert torch.equal(got, sent)
+
+
+def freed(rank):
+    """Nothing of a context that is let go waits for the garbage collector."""
+    import gc
+    import weakref
+
+    from saccade.torch import flex_attention
+
+    gc.disable()
+    with context() as cp:
+        flex_attention(*[cp.shard(t) for t in tensors()])
+    left = weakref.ref(cp)
+    del cp
+    assert left() is None
+    gc.enable()
+
+
+CASES = [caught, missed, own_messages, freed]
+
+
+def worker(rank, store):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2)
+    for case in CASES:
+        began = time.monotonic()
+        case(rank)
+        print(f"{case.__name__}: {time.monotonic() - began:.1f} s", flush=True)
+    os._exit(0)  # what was sent in vain is still there, and gloo would wait for it
+
+
+def test_two_ranks(tmp_path):
+    two_processes.run(__file__, tmp_path / "store", 240)
+
+
+if __name__ == "__main__":
+    worker(int(sys.argv[1]), sys.argv[2])
