@@ -32,6 +32,21 @@ def context(mode="gather", seconds=2.0, masks=(), **more):
     )
 
 
+def other_heads(rank):
+    """Other head counts than were declared, which would be cut at another place."""
+    from saccade.torch import flex_attention
+
+    for heads in (5, 8):
+        with context("heads") as cp:
+            own = [cp.shard(t) for t in tensors(heads)]
+            with pytest.raises(ValueError, match=f"got {heads}, {heads} and {heads} heads, ex"):
+                flex_attention(*own)
+    with context("heads") as cp:
+        q, k, v = [cp.shard(t) for t in tensors()]
+        with pytest.raises(ValueError, match="got 4, 2 and 2 heads, expected 4, 4 and 4"):
+            flex_attention(q, k[:, :2], v[:, :2], enable_gqa=True)
+
+
 def caught(rank):
     """One rank catches an error of its own and goes on with the next call, while the other is
     in the first: before the library is called, in forward and in backward."""
@@ -105,7 +120,7 @@ def freed(rank):
     gc.enable()
 
 
-CASES = [caught, missed, own_messages, freed]
+CASES = [other_heads, caught, missed, own_messages, freed]
 
 
 def worker(rank, store):

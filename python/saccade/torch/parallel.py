@@ -262,6 +262,13 @@ class ContextParallel:
                     f"{len(self._own_rows)}, D] with this rank's rows"
                 )
         check_groups(f"query {tuple(q.shape)}, key {tuple(k.shape)}", q, k, enable_gqa)
+        heads = q.shape[1], k.shape[1], v.shape[1]
+        if self.mode == "heads" and heads != (*self.heads, self.heads[1]):
+            raise ValueError(
+                f"query, key, value: got {heads[0]}, {heads[1]} and {heads[2]} heads, expected "
+                f"{self.heads[0]}, {self.heads[1]} and {self.heads[1]}, as context_parallel "
+                "was given by query_shape and kv_heads"
+            )
 
     def _mask_of(self, given):
         if given is None and not self.masks:
