@@ -297,14 +297,14 @@ def test_kept_keys_are_for_the_run_alone():
             done.append("run")
 
     call = Exchanged(SimpleNamespace(device=torch.device("cpu")), 0, None, None, None)
-    call.dist, call.kept, call.wanted = Part(), torch.empty(1), ()
+    call.dist, call.wanted, kept = Part(), (), torch.empty(1)
     call.all_names = call.all_views = []
     q, rows = torch.zeros(1, 1, 4, 8), torch.zeros(1, 1, 4)
     call.dist.bits = 60  # more than there is
     with pytest.raises(RuntimeError, match="memory"):
-        call.backward(q, q, q, q, rows, q, None, (True,) * 3)
+        call.backward(q, q, q, q, rows, kept, q, None, (True,) * 3)
     call.dist.bits = 6
-    call.backward(q, q, q, q, rows, q, None, (True,) * 3)
+    call.backward(q, q, q, q, rows, kept, q, None, (True,) * 3)
     assert done == ["workspace", "workspace", "keep", "run"]
 
 

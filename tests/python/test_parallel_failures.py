@@ -120,7 +120,25 @@ def freed(rank):
     gc.enable()
 
 
-CASES = [other_heads, caught, missed, own_messages, freed]
+def saved(rank):
+    """All that backward reads goes through autograd's hooks for saved tensors."""
+    from saccade.torch import flex_attention
+
+    for mode in ("gather", "staged", "heads"):
+        kept = []
+        with context(mode, 20) as cp:
+            own = [cp.shard(t).requires_grad_() for t in tensors()]
+            with torch.autograd.graph.saved_tensors_hooks(
+                lambda t: kept.append(t) or t, lambda t: t.clone()
+            ):
+                out = flex_attention(*own)
+            out.sum().backward()
+        assert {t.shape[1:] for t in kept if t.dim() == 4} == (
+            {(H // 2, N, D)} if mode == "heads" else {(H, len(cp.positions), D)}
+        )
+
+
+CASES = [other_heads, saved, caught, missed, own_messages, freed]
 
 
 def worker(rank, store):

@@ -33,3 +33,21 @@ def last(message, made, depends):
     if not any(t.requires_grad for t in known):
         return tuple(made)
     return tuple(_apply(message, len(made), *made, *known))
+
+
+class _Link(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, *tensors):
+        ctx.set_materialize_grads(False)
+        ctx.n = len(tensors)
+        return tensors[0].new_empty(0, dtype=torch.float32)
+
+    @staticmethod
+    def backward(ctx, _):
+        return (None,) * ctx.n
+
+
+def link(*tensors):
+    """A tensor without elements that depends on these and holds none of their memory: to be
+    saved, and given to `last`, where they are not."""
+    return _Link.apply(*tensors)

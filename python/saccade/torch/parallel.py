@@ -29,6 +29,7 @@ from .exchange import Gathering, Heads, expand
 from .masks import mask_or_mod
 from .messages import Messages
 from .mods import Resolved, dtype_name, view
+from .once import link
 from .ranks_calls import Attention, Exchanged, Gathered, Spread
 
 # Of all ranks, beside Differs: how checkpointing ends what it computes again.
@@ -247,7 +248,8 @@ class ContextParallel:
         score = Resolved(score_mod, "score", kind) if score_mod is not None else None
         captured = score.captured if score is not None else []
         way = Spread if self.mode == "heads" else Gathered if self.local else Exchanged
-        return Attention.apply(way(self, index, mask, score, scale), q, k, v, *captured)
+        call = way(self, index, mask, score, scale)
+        return Attention.apply(call, link(q, k, v, *captured), q, k, v, *captured)
 
     def _check(self, q, k, v, enable_gqa):
         for name, t in (("query", q), ("key", k), ("value", v)):

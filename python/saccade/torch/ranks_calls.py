@@ -13,6 +13,8 @@ from .checks import NO_SECOND_OF
 from .mods import view
 from .once import last
 
+_SAVED = 6  # tensors, or None, that a call leaves for its backward
+
 
 class _Call:
     """What forward and backward of one call share."""
@@ -63,28 +65,27 @@ class Exchanged(_Call):
     """The library's gather and staged modes. On GPUs keys that were gathered for forward are
     kept for backward."""
 
-    kept = None
-
     def forward(self, q, k, v, needs):
         self.open(q, k, v, needs)
         out = output_like(q, v.shape[3])
         lse = q.new_empty(q.shape[:3], dtype=torch.float32)
         room, at, n = _memory(self.dist.workspace(q.shape[0]), q.device)
         given = {"q": q, "k": k, "v": v, "out": out, "lse": lse}
+        kept = None
         if q.is_cuda and any(needs) and self.cp.keep and self.cp.mode == "gather":
             size = self.dist.received(q.shape[0])
-            self.kept = torch.empty(size + 1, dtype=torch.uint8, device=q.device)
-            self._keep(q)
+            kept = torch.empty(size + 1, dtype=torch.uint8, device=q.device)
+            self._keep(q, kept)
         self.dist.forward(
             _views(given), self.mask, self.all_names, self.all_views, at, n, _stream(q)
         )
         del room
-        return out, lse
+        return out, lse, (q, k, v, out, lse, kept)
 
-    def _keep(self, q):
-        self.dist.keep(q.shape[0], q.get_device(), self.kept.data_ptr())
+    def _keep(self, q, kept):
+        self.dist.keep(q.shape[0], q.get_device(), kept.data_ptr())
 
-    def backward(self, q, k, v, out, lse, d_out, d_lse, needs):
+    def backward(self, q, k, v, out, lse, kept, d_out, d_lse, needs):
         made = {"d_" + n: _like(t) for n, t, w in zip("qkv", (q, k, v), needs) if w}
         given = {"q": q, "k": k, "v": v, "out": out, "lse": lse, **made}
         given["d_out"] = d_out if d_out is not None else torch.zeros_like(out)
@@ -94,8 +95,8 @@ class Exchanged(_Call):
 
         def memory(size):
             rooms.append(_memory(size, q.device))
-            if self.kept is not None:  # nothing that fails may come between it and the run
-                self._keep(q)
+            if kept is not None:  # nothing that fails may come between it and the run
+                self._keep(q, kept)
             return rooms[-1][1]
 
         self.dist.backward(
@@ -159,9 +160,10 @@ class Gathered(_Local):
         self.open(q, k, v, needs)
         pools = self.cp.pools(self.index, k, v)
         self.cp.gathering(self.index).gather(k, v, *pools)
-        return self.run(q, *pools)
+        out, lse = self.run(q, *pools)
+        return out, lse, (q, k, v, out, lse, None)
 
-    def backward(self, q, k, v, out, lse, d_out, d_lse, needs):
+    def backward(self, q, k, v, out, lse, _, d_out, d_lse, needs):
         pools = self.cp.pools(self.index, k, v)
         way = self.cp.gathering(self.index)
         way.gather(k, v, *pools)
@@ -196,14 +198,13 @@ class Spread(_Local):
         told = self._digest()
         q, k, v = way.to_heads(told, q, k, v)
         out, lse = self.run(q, k, v)
-        self.kept = q, k, v, out, lse
+        saved = q, k, v, out, lse, None
         (lse,) = way.to_rows(told, lse.unsqueeze(3))
-        return way.to_rows(told, out)[0], lse.squeeze(3)
+        return way.to_rows(told, out)[0], lse.squeeze(3), saved
 
-    def backward(self, q, k, v, out, lse, d_out, d_lse, needs):
+    def backward(self, q, k, v, out, lse, _, d_out, d_lse, needs):
         way = self.cp.spreading()
         told = self._digest()
-        q, k, v, out, lse = self.kept
         if d_out is None:
             d_out = torch.zeros_like(out)
         else:
@@ -219,37 +220,39 @@ class Spread(_Local):
 
 
 class Attention(torch.autograd.Function):
-    """call: one of the three above."""
+    """call: one of the three above. linked: of q, k, v and what is captured (once.link). What
+    is saved first is like nothing that attention without ranks saves, so that checkpointing
+    notices where it computes that instead."""
 
     @staticmethod
-    def forward(ctx, call, q, k, v, *captured):
+    def forward(ctx, call, linked, q, k, v, *captured):
         ctx.set_materialize_grads(False)
         q, k, v = (t.contiguous() for t in prepared(q, k, v))
         call.begin(False)
         with torch.cuda.device_of(q):
-            out, lse = call.forward(q, k, v, ctx.needs_input_grad[1:])
+            out, lse, saved = call.forward(q, k, v, ctx.needs_input_grad[2:])
         ctx.call = call
-        ctx.save_for_backward(q, k, v, out, lse, *captured)
+        ctx.save_for_backward(linked, *saved, *captured)
         return out, lse
 
     @staticmethod
     def backward(ctx, d_out, d_lse):
         with ctx.call.cp.guarded():
-            saved = ctx.saved_tensors  # once: checkpointing makes them again for one look
+            linked, *saved = ctx.saved_tensors  # once: checkpointing makes them for one look
             with torch.no_grad():
                 made = Attention._gradients(ctx, saved, d_out, d_lse)
         message = NO_SECOND_OF.format("context_parallel")
-        return None, *last(message, made, (d_out, d_lse, *saved))
+        return None, None, *last(message, made, (d_out, d_lse, linked))
 
     @staticmethod
     def _gradients(ctx, saved, d_out, d_lse):
-        q, k, v, out, lse, *captured = saved
-        needs = ctx.needs_input_grad[1:]
+        (q, *_), captured = saved[:_SAVED], saved[_SAVED:]
+        needs = ctx.needs_input_grad[2:]
         d_out = d_out.contiguous().resolve_neg() if d_out is not None else None
         d_lse = d_lse.resolve_neg() if d_lse is not None else None
         ctx.call.begin(True)
         with torch.cuda.device_of(q):
-            made, by_name = ctx.call.backward(q, k, v, out, lse, d_out, d_lse, needs)
+            made, by_name = ctx.call.backward(*saved[:_SAVED], d_out, d_lse, needs)
         names = iter(ctx.call.wanted)
         more = [
             by_name[next(names)].to(t.dtype).view(t.shape) if w else None
