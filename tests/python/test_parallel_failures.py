@@ -120,6 +120,31 @@ def freed(rank):
     gc.enable()
 
 
+def checkpointed(rank):
+    """Backward after `with` calls the function again, where it would be another call; without
+    checkpointing it may come there. What another checkpointing calls again it notices by what
+    was saved, if it looks."""
+    from torch.utils.checkpoint import CheckpointError, checkpoint
+
+    from saccade.torch import active, flex_attention
+
+    for mode in ("gather", "staged", "heads"):
+        for is_reentrant in (True, False):
+            with context(mode, 20) as cp:
+                own = [cp.shard(t).requires_grad_() for t in tensors()]
+                again = checkpoint(flex_attention, *own, use_reentrant=is_reentrant)
+                once = flex_attention(*own)
+            once.sum().backward()
+            with pytest.raises(RuntimeError, match="expected backward inside of `with`"):
+                again.sum().backward()
+        active.checkpointed.clear()
+        with pytest.raises(CheckpointError):
+            with context(mode, 20) as cp:
+                again = checkpoint(flex_attention, *own, use_reentrant=False)
+                active.checkpointed.clear()
+            again.sum().backward()
+
+
 def saved(rank):
     """All that backward reads goes through autograd's hooks for saved tensors."""
     from saccade.torch import flex_attention
@@ -138,7 +163,7 @@ def saved(rank):
         )
 
 
-CASES = [other_heads, saved, caught, missed, own_messages, freed]
+CASES = [other_heads, checkpointed, saved, caught, missed, own_messages, freed]
 
 
 def worker(rank, store):

@@ -189,6 +189,8 @@ def flex_attention(
             return_lse,
             return_aux,
         )
+    if not recorded and active.checkpointed:
+        active.check_recomputed(query, key, value)
     call: Any = in_graph if recorded else run
     if recorded:
         is_ours = not torch.compiler.is_dynamo_compiling() and _is_transformed()

@@ -241,6 +241,7 @@ class ContextParallel:
             return self._attention(q, k, v, score_mod, block_mask, scale, enable_gqa)
 
     def _attention(self, q, k, v, score_mod, block_mask, scale, enable_gqa):
+        active.note_checkpointed(q, k, v)
         self._check(q, k, v, enable_gqa)
         q, k, v = q.resolve_neg(), k.resolve_neg(), v.resolve_neg()
         index, mask = self._mask_of(block_mask)
@@ -419,7 +420,10 @@ def context_parallel(
     masks and scores of the whole sequence: block_mask is one of `masks`, or None if there are
     none. out and lse are one process's bit for bit (near them with "staged"), and so is query's
     gradient with "gather" on CPUs; all gradients are the same bits every time, and those of
-    tensors that a score captures are whole and the same on every rank.
+    tensors that a score captures are whole and the same on every rank: what sums or averages
+    gradients over the ranks, as DDP and FSDP do, counts them `ranks` times, beside others'
+    once. backward may come after `with`, but not that of checkpointed calls
+    (torch.utils.checkpoint), which computes them again and is an error there.
 
     query_shape: [B, H, N, D] of the whole query. masks: the BlockMasks of a model's layers,
     [.., N, N]; layers: how many layers have each. seconds: how long a rank waits for others
