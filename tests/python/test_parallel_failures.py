@@ -163,7 +163,31 @@ def saved(rank):
         )
 
 
-CASES = [other_heads, checkpointed, saved, caught, missed, own_messages, freed]
+def as_one_process(rank):
+    """Autocast, keys and values in fp8, a batch of nothing: dtypes and shapes are those of a
+    call without ranks."""
+    from saccade.torch import flex_attention
+
+    q, k, v = tensors()
+    codes = [t.to(torch.float8_e4m3fn) for t in (k, v)]
+    for mode in ("gather", "heads"):
+        with context(mode, 20, dtype=torch.bfloat16) as cp:
+            own = [cp.shard(t).requires_grad_() for t in (q, k, v)]
+            with torch.autocast("cpu", torch.bfloat16):
+                out = flex_attention(own[0], own[1], own[2].bfloat16())
+            out.sum().backward()
+            assert out.dtype is torch.bfloat16 and own[0].grad.dtype is torch.float32
+            small = [cp.shard(t.view(torch.uint8)).view(t.dtype) for t in codes]
+            got = cp.unshard(flex_attention(own[0].detach().bfloat16(), *small))
+            none = flex_attention(*[t[:0] for t in own])
+            assert none.shape == (0, H, len(cp.positions), D) and none.requires_grad
+        assert torch.equal(got, flex_attention(q.bfloat16(), *codes))
+        with context(mode) as cp:
+            with pytest.raises(ValueError, match="to have the same dtype"):
+                flex_attention(own[0], own[1], own[2].bfloat16())
+
+
+CASES = [as_one_process, other_heads, checkpointed, saved, caught, missed, own_messages, freed]
 
 
 def worker(rank, store):

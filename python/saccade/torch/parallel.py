@@ -24,11 +24,14 @@ from ..c import abi, objects
 from ..c import dist as c_dist
 from . import active
 from .agreement import Differs, agree, digest, limit_of
-from .checks import check_groups, device_of
+from .calls import autocast, decoded
+from .checks import check_groups, check_layout, check_plain, device_of
 from .exchange import Gathering, Heads, expand
 from .masks import mask_or_mod
+from .memory import check_memory
 from .messages import Messages
 from .mods import Resolved, dtype_name, view
+from .no_rows import of_no_rows
 from .once import link
 from .ranks_calls import Attention, Exchanged, Gathered, Spread
 
@@ -242,9 +245,14 @@ class ContextParallel:
 
     def _attention(self, q, k, v, score_mod, block_mask, scale, enable_gqa):
         active.note_checkpointed(q, k, v)
+        for name, t in (("query", q), ("key", k), ("value", v)):
+            self._check_rows(name, t)
+        q, k, v = decoded(*autocast(q, k, v))
         self._check(q, k, v, enable_gqa)
         q, k, v = q.resolve_neg(), k.resolve_neg(), v.resolve_neg()
         index, mask = self._mask_of(block_mask)
+        if not q.shape[0]:
+            return of_no_rows(q, k, v, score_mod, True, False)[:2]
         kind = self.device.type
         score = Resolved(score_mod, "score", kind) if score_mod is not None else None
         captured = score.captured if score is not None else []
@@ -252,18 +260,22 @@ class ContextParallel:
         call = way(self, index, mask, score, scale)
         return Attention.apply(call, link(q, k, v, *captured), q, k, v, *captured)
 
+    def _check_rows(self, name, t):
+        check_plain(name, t)
+        if t.device != self.device:
+            raise ValueError(
+                f"{name}: got a tensor on {t.device}, expected {self.device}, where these "
+                "ranks run"
+            )
+        check_memory(name, t)
+        if t.dim() != 4 or t.shape[2] != len(self._own_rows):
+            raise ValueError(
+                f"{name}: got shape {tuple(t.shape)}, expected [B, H, "
+                f"{len(self._own_rows)}, D] with this rank's rows"
+            )
+
     def _check(self, q, k, v, enable_gqa):
-        for name, t in (("query", q), ("key", k), ("value", v)):
-            if t.device != self.device:
-                raise ValueError(
-                    f"{name}: got a tensor on {t.device}, expected {self.device}, where these "
-                    "ranks run"
-                )
-            if t.dim() != 4 or t.shape[2] != len(self._own_rows):
-                raise ValueError(
-                    f"{name}: got shape {tuple(t.shape)}, expected [B, H, "
-                    f"{len(self._own_rows)}, D] with this rank's rows"
-                )
+        check_layout(q, k, v)
         check_groups(f"query {tuple(q.shape)}, key {tuple(k.shape)}", q, k, enable_gqa)
         heads = q.shape[1], k.shape[1], v.shape[1]
         if self.mode == "heads" and heads != (*self.heads, self.heads[1]):
