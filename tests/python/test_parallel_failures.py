@@ -187,7 +187,59 @@ def as_one_process(rank):
                 flex_attention(own[0], own[1], own[2].bfloat16())
 
 
-CASES = [as_one_process, other_heads, checkpointed, saved, caught, missed, own_messages, freed]
+def dense_masks(rank):
+    """Masks as tensors, and tensors that scores capture, are the whole sequence's."""
+    from saccade.torch import flex_attention
+    from saccade.torch import scaled_dot_product_attention as attention
+
+    whole, mask = tensors(), torch.randn(N, N)
+    with context(seconds=20) as cp:
+        own = [cp.shard(t) for t in whole]
+        got = cp.unshard(attention(*own, attn_mask=mask))
+        local = cp.shard(cp.shard(mask, 0), 1)
+        for wrong in (local, cp.shard(mask, 1), cp.shard(mask, 0)):
+            with pytest.raises(ValueError, match=f"expected one that is .* {N}, {N}"):
+                attention(*own, attn_mask=wrong)
+    assert torch.equal(got, attention(*whole, attn_mask=mask))
+    for mode in ("gather", "heads"):
+        with context(mode) as cp:
+            own = [cp.shard(t) for t in whole]
+            with pytest.raises(IndexError, match="score_mod"):
+                flex_attention(*own, lambda s, b, h, i, j: s + local[i, j])
+
+
+def other_numbers(rank):
+    """A number that a score captures, and that one rank has another of: at first, and later."""
+    from saccade.torch import flex_attention
+
+    for mode, words in (
+        ("gather", ("another score", "did not answer")),
+        ("heads", ("another mask or problem",) * 2),
+    ):
+        for when in range(2):
+            with context(mode) as cp:
+                own = [cp.shard(t) for t in tensors()]
+                for i in range(when + 1):
+                    x = 2.0 + (i == when and rank)
+                    if i < when:
+                        flex_attention(*own, lambda s, b, h, i, j: s * x)
+                        continue
+                    with pytest.raises(RuntimeError, match=words[when]):
+                        flex_attention(*own, lambda s, b, h, i, j: s * x)
+
+
+CASES = [
+    dense_masks,
+    as_one_process,
+    other_heads,
+    other_numbers,
+    checkpointed,
+    saved,
+    caught,
+    missed,
+    own_messages,
+    freed,
+]
 
 
 def worker(rank, store):

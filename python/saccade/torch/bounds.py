@@ -16,12 +16,14 @@ from .mods import Resolved
 _ROW = 1 << 20  # largest row of a dense mask that a first call lays out
 
 
-def check_score(found: Resolved, mask: BlockMask | None, q, k, rows=3, keys=2) -> None:
+def check_score(
+    found: Resolved, mask: BlockMask | None, q: torch.Size, k: torch.Size, rows=3, keys=2
+) -> None:
     """Of a score some positions that are live for all heads: what it reads for others is not
-    used. rows, keys: how many of each, ends first."""
+    used. q, k: shapes of query and key. rows, keys: how many of each, ends first."""
     if not any(v.shape for v in found.views) or any(v.device for v in found.views):
         return
-    (B, H, Q, D), (_, Hkv, KV, _) = q.shape, k.shape
+    (B, H, Q, D), (_, Hkv, KV, _) = q, k
     if mask is not None and KV * math.prod(mask.handle().lead) > _ROW:
         return
     for i in _spread(Q, rows):
@@ -77,4 +79,4 @@ def check(
             mask = block_mask_of(found, B, H, Q, KV)
     if score_mod is not None:
         found = Resolved(score_mod, "score", "cpu")
-        check_score(found, mask, query, key, 64, 64)
+        check_score(found, mask, query.shape, key.shape, 64, 64)

@@ -329,7 +329,7 @@ def _make(key, q, k, v, score_mod, block_mask):
     call = _calls.get(content) if content else None
     if call is None:
         if score is not None:
-            check_score(score, mask, q, k)
+            check_score(score, mask, q.shape, k.shape)
         lse = want_lse or trains_sinks or bool(wanted)
         call = new_call(
             q, k, v, score, mask, scale, backend, lse, want_max, wanted, dropout, sinks=sinks

@@ -24,6 +24,7 @@ from ..c import abi, objects
 from ..c import dist as c_dist
 from . import active
 from .agreement import Differs, agree, digest, limit_of
+from .bounds import check_score
 from .calls import autocast, decoded
 from .checks import check_groups, check_layout, check_plain, device_of
 from .exchange import Gathering, Heads, expand
@@ -33,7 +34,7 @@ from .messages import Messages
 from .mods import Resolved, dtype_name, view
 from .no_rows import of_no_rows
 from .once import link
-from .ranks_calls import Attention, Exchanged, Gathered, Spread
+from .ranks_calls import Attention, Exchanged, Gathered, Spread, numbers_of
 
 # Of all ranks, beside Differs: how checkpointing ends what it computes again.
 _SHARED = tuple(
@@ -95,6 +96,7 @@ class ContextParallel:
         self._calls, self._failure = 0, ""
         self._before: list = []  # what each `with` that is open found
         self._made: dict = {}
+        self._checked: set = set()
         self._pools: dict = {}
         self._ways: dict = {}
         self._moved: dict = {}
@@ -256,6 +258,7 @@ class ContextParallel:
         kind = self.device.type
         score = Resolved(score_mod, "score", kind) if score_mod is not None else None
         captured = score.captured if score is not None else []
+        self._check_score(index, score, q, k)
         way = Spread if self.mode == "heads" else Gathered if self.local else Exchanged
         call = way(self, index, mask, score, scale)
         return Attention.apply(call, link(q, k, v, *captured), q, k, v, *captured)
@@ -284,6 +287,16 @@ class ContextParallel:
                 f"{self.heads[0]}, {self.heads[1]} and {self.heads[1]}, as context_parallel "
                 "was given by query_shape and kv_heads"
             )
+
+    def _check_score(self, index, score, q, k):
+        """As without ranks, at positions of the whole sequence, in a first call of a kind."""
+        if score is None:
+            return
+        shapes = [torch.Size((*t.shape[:2], self.length, t.shape[3])) for t in (q, k)]
+        key = index, score.bound.text, *shapes, *[t.shape for t in score.tensors]
+        if key not in self._checked:
+            check_score(score, self.masks[index] if self.masks else None, *shapes)
+            self._checked.add(key)
 
     def _mask_of(self, given):
         if given is None and not self.masks:
@@ -327,8 +340,10 @@ class ContextParallel:
             found = c_dist.Dist(self._context, problem, shards, index, transport, self.window)
             told = self._told(index, problem, read) if is_spread else 0
             if not is_spread and self.masks:  # the library compares texts and runs alone
-                told_mask = digest(self.masks[index].told())
-                agree("mask", told_mask, self.group, self.device, self._limit)
+                self._agree("mask", self.masks[index].told())
+            numbers = numbers_of(score)
+            if numbers and (not is_spread or kind == "cuda"):
+                self._agree("score", numbers)
             self._made[index, problem, read] = found = found, told
         found[0].prepare(mask)
         return found
@@ -341,10 +356,12 @@ class ContextParallel:
         parts += [score.text, score.names, read] if score is not None else []
         if self.masks:
             parts += self.masks[index].told()
-        told = digest(parts)
         if self.device.type == "cuda":
-            agree("mask or problem", told, self.group, self.device, self._limit)
-        return told
+            self._agree("mask or problem", parts)
+        return digest(parts)
+
+    def _agree(self, what, parts):
+        agree(what, digest(parts), self.group, self.device, self._limit)
 
     def of_mask(self, mask, names):
         """(name, view) of what a kernel reads of the mask's captures: on CUDA all of them."""

@@ -24,14 +24,6 @@ class _Call:
         self.names = score.names if score is not None else []
         self.views = score.views if score is not None else []
 
-    def begin(self, is_backward):
-        """Gives what is exchanged from here on the number of the call, or of its backward."""
-        if is_backward:
-            self.cp.call = digest([self.number, "backward"])
-            return
-        numbers = [t for t in self.score.tensors if not t.dim()] if self.score else []
-        self.number = self.cp.call = digest([self.cp.call, *numbers])
-
     def open(self, q, k, v, needs):
         """Before the first run, with the tensors that the library computes on."""
         tensors = iter(needs[3:])
@@ -47,6 +39,8 @@ class _Call:
         self.dist, self.told = self.cp.made(
             self.index, self.mask, self.score, q, k, v, self.scale, self.bits, self.wanted
         )
+        # by which the others notice a number that is not theirs
+        self.number = self.cp.call = digest([self.cp.call, *numbers_of(self.score)])
 
     def _bits(self, bits):
         return bits
@@ -228,7 +222,6 @@ class Attention(torch.autograd.Function):
     def forward(ctx, call, linked, q, k, v, *captured):
         ctx.set_materialize_grads(False)
         q, k, v = (t.contiguous() for t in prepared(q, k, v))
-        call.begin(False)
         with torch.cuda.device_of(q):
             out, lse, saved = call.forward(q, k, v, ctx.needs_input_grad[2:])
         ctx.call = call
@@ -250,7 +243,7 @@ class Attention(torch.autograd.Function):
         needs = ctx.needs_input_grad[2:]
         d_out = d_out.contiguous().resolve_neg() if d_out is not None else None
         d_lse = d_lse.resolve_neg() if d_lse is not None else None
-        ctx.call.begin(True)
+        ctx.call.cp.call = digest([ctx.call.number, "backward"])
         with torch.cuda.device_of(q):
             made, by_name = ctx.call.backward(*saved[:_SAVED], d_out, d_lse, needs)
         names = iter(ctx.call.wanted)
@@ -259,6 +252,11 @@ class Attention(torch.autograd.Function):
             for t, w in zip(captured, needs[3:])
         ]
         return *made, *more
+
+
+def numbers_of(score):
+    """What a score captures by value."""
+    return [t for t in score.tensors if not t.dim()] if score is not None else []
 
 
 def _like(t):

@@ -9,6 +9,7 @@ import torch
 from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from ..trace.errors import words_of
+from . import active
 from .checks import brief
 from .flex import flex_attention
 from .mods import AnyMod
@@ -34,7 +35,8 @@ def scaled_dot_product_attention(
     bf16; f64 on the CPU) and device, 2 dimensions and more; leading ones are broadcast.
     Returns [..., Hq, L, Ev]. attn_mask: broadcast to [..., Hq, L, S] without being copied,
     bool (True is live) or floats that are added to the scores; floats are differentiable; or
-    causal_upper_left and causal_lower_right of torch.nn.attention.bias, of L and S.
+    causal_upper_left and causal_lower_right of torch.nn.attention.bias, of L and S (inside of
+    context_parallel of the whole sequence's lengths, as floats and bools are).
     is_causal: query i sees keys 0 to i; not beside attn_mask. scale: default 1/sqrt(E).
     dropout_p: as in flex_attention, in every mode. enable_gqa: Hq may be a multiple of Hkv.
     A row that sees no key is zeros. A mask that follows from positions is faster as block_mask
@@ -51,9 +53,9 @@ def scaled_dot_product_attention(
     q, k, v = (_in_four(t, lead, enable_gqa) for t in (query, key, value))
     mod, mask = None, "causal()" if is_causal else None
     if isinstance(attn_mask, CausalBias):
-        mask = _causal(attn_mask, q.shape[2], k.shape[2])
+        mask = _causal(attn_mask, *_lengths(q, k))
     elif attn_mask is not None:
-        mod = _mod(attn_mask, lead, q, k)
+        mod = _mod(attn_mask, lead, *_lengths(q, k))
     out: torch.Tensor = flex_attention(
         q,
         k,
@@ -132,14 +134,21 @@ def _check_own_meaning(mask):
         )
 
 
-def _mod(mask, lead, q, k) -> AnyMod:
+def _lengths(q, k):
+    """Of the queries and keys that a mask is of: over ranks all of them."""
+    if active.parallel is not None:
+        return active.parallel.length, active.parallel.length
+    return q.shape[2], k.shape[2]
+
+
+def _mod(mask, lead, L, S) -> AnyMod:
     _check_tensor("attn_mask", mask)
     if type(mask) is not torch.Tensor and not torch.compiler.is_dynamo_compiling():
         _check_own_meaning(mask)
     is_bool = mask.dtype is torch.bool
     if not is_bool and not mask.dtype.is_floating_point:
         raise ValueError(f"attn_mask: got {mask.dtype}, expected torch.bool or floats")
-    whole = (*lead, q.shape[2], k.shape[2])
+    whole = (*lead, L, S)
     if mask.dim() > len(whole) or not _fits(mask.shape, whole):
         raise ValueError(
             f"attn_mask: got shape {list(mask.shape)}, expected one that is broadcast to "
