@@ -228,7 +228,37 @@ def other_numbers(rank):
                         flex_attention(*own, lambda s, b, h, i, j: s * x)
 
 
+def under_modes(rank):
+    """Floating point operations are counted, of this rank's rows; calls without values are
+    refused."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from saccade.torch import flex_attention
+
+    def counted(given):
+        with FlopCounterMode(display=False) as counter:
+            flex_attention(*given).sum().backward()
+        return counter.get_total_flops()
+
+    whole = [t.requires_grad_() for t in tensors()]
+    want = counted(whole)
+    for mode in ("gather", "heads"):
+        with context(mode, 20) as cp:
+            own = [cp.shard(t.detach()).requires_grad_() for t in whole]
+            share = len(cp.positions) / N if mode == "gather" else 0.5  # nearly, of heads
+            assert abs(counted(own) / want - share) < 0.02, (mode, counted(own), want, share)
+            own = [t.detach() for t in own]
+            with pytest.raises(NotImplementedError, match="traced, or of fake tensors"):
+                make_fx(lambda *x: flex_attention(*x))(*own)
+            with FakeTensorMode() as fake:
+                with pytest.raises(NotImplementedError, match="traced, or of fake tensors"):
+                    flex_attention(*map(fake.from_tensor, own))
+
+
 CASES = [
+    under_modes,
     dense_masks,
     as_one_process,
     other_heads,

@@ -29,7 +29,7 @@ from .functional import transformed
 from .masks import block_mask_of, mask_or_mod
 from .mods import AnyMod, Resolved, dtype_name
 from .recorded import is_rate_alone
-from .recording import is_recorded
+from .recording import is_described, is_recorded
 
 ScoreMod = Union[Callable[..., Any], str, AnyMod]  # (score, b, h, q_idx, kv_idx) -> score
 MaskMod = Union[Callable[..., Any], str, AnyMod]  # (b, h, q_idx, kv_idx) -> bool
@@ -318,6 +318,11 @@ def _over_ranks(
         raise NotImplementedError(
             "saccade: got torch.func or forward mode inside of context_parallel, expected a "
             "call outside of one of them"
+        )
+    if is_described():
+        raise NotImplementedError(
+            "saccade: got a call that is traced, or of fake tensors, inside of "
+            "context_parallel, expected tensors with values (torch.compile breaks its graph)"
         )
     backend, invariance = way_of(backend_of(options))
     if invariance:

@@ -31,5 +31,22 @@ def _backward(tensors: Any, *_: Any, **__: Any) -> int:
     return 3 * _product(q, k, q.shape[3]) + 2 * _product(q, k, v.shape[3])
 
 
+@torch.library.custom_op(
+    "saccade::over_ranks",
+    mutates_args=(),
+    schema="(Tensor q, Tensor k, Tensor v, int keys, bool is_backward) -> Tensor",
+)
+def over_ranks(q, k, v, keys, is_backward):
+    """Stands for a call over ranks where a mode of the dispatcher looks on, which does not see
+    the library. keys: of the whole sequence, of which k and v hold this rank's."""
+    return q.new_empty(0)
+
+
+def _over_ranks(q: Any, k: Any, v: Any, keys: int, is_backward: bool, **_: Any) -> int:
+    k, v = (torch.empty((*t.shape[:2], keys, t.shape[3]), device="meta") for t in (k, v))
+    return _backward((q, k, v)) if is_backward else _forward(q, k, v)
+
+
+register_flop_formula(torch.ops.saccade.over_ranks, get_raw=True)(_over_ranks)
 register_flop_formula(torch.ops.saccade.flex, get_raw=True)(_forward)
 register_flop_formula(torch.ops.saccade.flex_backward, get_raw=True)(_backward)

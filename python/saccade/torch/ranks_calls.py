@@ -12,6 +12,7 @@ from .calls import current_stream, output_like, prepared
 from .checks import NO_SECOND_OF
 from .mods import view
 from .once import last
+from .recording import is_recorded
 
 _SAVED = 6  # tensors, or None, that a call leaves for its backward
 
@@ -23,6 +24,11 @@ class _Call:
         self.cp, self.index, self.mask, self.score, self.scale = cp, index, mask, score, scale
         self.names = score.names if score is not None else []
         self.views = score.views if score is not None else []
+
+    def count(self, q, k, v, is_backward):
+        """For FlopCounterMode. Over heads backward has fewer of them, of more rows."""
+        if is_recorded():
+            torch.ops.saccade.over_ranks(q, k, v, self.cp.length, is_backward)
 
     def open(self, q, k, v, needs):
         """Before the first run, with the tensors that the library computes on."""
@@ -222,6 +228,7 @@ class Attention(torch.autograd.Function):
     def forward(ctx, call, linked, q, k, v, *captured):
         ctx.set_materialize_grads(False)
         q, k, v = (t.contiguous() for t in prepared(q, k, v))
+        call.count(q, k, v, False)
         with torch.cuda.device_of(q):
             out, lse, saved = call.forward(q, k, v, ctx.needs_input_grad[2:])
         ctx.call = call
@@ -243,6 +250,7 @@ class Attention(torch.autograd.Function):
         needs = ctx.needs_input_grad[2:]
         d_out = d_out.contiguous().resolve_neg() if d_out is not None else None
         d_lse = d_lse.resolve_neg() if d_lse is not None else None
+        ctx.call.count(*saved[:3], True)
         ctx.call.cp.call = digest([ctx.call.number, "backward"])
         with torch.cuda.device_of(q):
             made, by_name = ctx.call.backward(*saved[:_SAVED], d_out, d_lse, needs)
