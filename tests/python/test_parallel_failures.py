@@ -228,6 +228,31 @@ def other_numbers(rank):
                         flex_attention(*own, lambda s, b, h, i, j: s * x)
 
 
+def rows(rank):
+    """shard and unshard of any dtype, each the gradient of the other; positions are a copy."""
+    kinds = "bool uint8 int16 int64 bfloat16 float64 complex64 float8_e4m3fn".split()
+
+    def bits(t):
+        return t.contiguous().view(torch.uint8)
+
+    with context() as cp:
+        cp.positions.zero_()
+        for dtype in (getattr(torch, name) for name in kinds):
+            for dim in (0, -1):
+                shape = [2, 3]
+                shape.insert(dim % 3, N)
+                x = torch.arange(6 * N).view(shape).remainder(2).to(dtype)
+                at = cp.positions
+                got = cp.unshard(x[at] if dim == 0 else x[..., at], dim)
+                assert got.dtype is dtype and torch.equal(bits(got), bits(x))
+        whole = torch.randn(2, N, requires_grad=True)
+        weight = torch.randn(2, N)
+        own = cp.shard(whole.detach(), 1).requires_grad_()
+        (cp.unshard(own, 1).square() * weight).sum().backward()
+        (whole.square() * weight).sum().backward()
+        assert torch.equal(own.grad, cp.shard(whole.grad, 1))
+
+
 def under_modes(rank):
     """Floating point operations are counted, of this rank's rows; calls without values are
     refused."""
@@ -258,6 +283,7 @@ def under_modes(rank):
 
 
 CASES = [
+    rows,
     under_modes,
     dense_masks,
     as_one_process,

@@ -138,31 +138,39 @@ class ContextParallel:
     @property
     def positions(self) -> torch.Tensor:
         """Whole positions of this rank's rows, int64, rising: for rotary embeddings, labels."""
-        return self._rows[self.rank]
+        return self._rows[self.rank].clone()
 
     def shard(self, tensor: torch.Tensor, dim: int = 2) -> torch.Tensor:
         """This rank's rows of a tensor of all rows; differentiable."""
         if tensor.shape[dim] != self.length:
             raise ValueError(f"got {tensor.shape[dim]} rows, expected all {self.length}")
-        own = self._own_rows if tensor.device == self.device else self.positions
+        own = self._own_rows if tensor.device == self.device else self._rows[self.rank]
         return tensor.index_select(dim, own.to(tensor.device))
 
     def unshard(self, tensor: torch.Tensor, dim: int = 2) -> torch.Tensor:
-        """All rows from each rank's, on every rank; not differentiable."""
-        if tensor.shape[dim] != len(self.positions):
+        """All rows from each rank's, on every rank. Differentiable: the gradient is this rank's
+        rows of what comes in, and so that of one process where every rank has the same loss of
+        all rows, which is not to be divided by their number."""
+        if tensor.shape[dim] != len(self._own_rows):
             raise ValueError(
-                f"got {tensor.shape[dim]} rows, expected this rank's {len(self.positions)}"
+                f"got {tensor.shape[dim]} rows, expected this rank's {len(self._own_rows)}"
             )
-        own = tensor.detach().movedim(dim, 0).contiguous()
-        most = max(len(p) for p in self._rows)
-        padded = own.new_zeros((most, *own.shape[1:]))
-        padded[: len(own)] = own
+        whole: torch.Tensor = _Whole.apply(self, tensor, dim)
+        return whole
+
+    def _gathered(self, tensor, dim):
+        """As bytes, which every group carries."""
+        own = tensor.detach().resolve_conj().resolve_neg().movedim(dim, 0).contiguous()
+        rest = own.shape[1:]
+        width = rest.numel() * own.element_size()
+        padded = own.new_zeros((max(map(len, self._rows)), width), dtype=torch.uint8)
+        padded[: len(own)] = own.view(-1).view(torch.uint8).view(len(own), width)
         parts = [torch.empty_like(padded) for _ in range(self.ranks)]
         dist.all_gather(parts, padded, group=self.group)
-        whole = own.new_empty((self.length, *own.shape[1:]))
+        whole = padded.new_empty((self.length, width))
         for at, part in zip(self._rows, parts):
             whole[at.to(whole.device)] = part[: len(at)]
-        return whole.movedim(0, dim)
+        return whole.view(-1).view(own.dtype).view(self.length, *rest).movedim(0, dim)
 
     def statistics(self) -> list[c_dist.ShardStats]:
         """By rank: what it holds and computes, and the keys that travel."""
@@ -426,6 +434,19 @@ class ContextParallel:
 
     def __exit__(self, *_: Any) -> None:
         active.parallel = self._before.pop()
+
+
+class _Whole(torch.autograd.Function):
+    """unshard"""
+
+    @staticmethod
+    def forward(ctx, cp, tensor, dim):
+        ctx.cp, ctx.dim = cp, dim
+        return cp._gathered(tensor, dim)
+
+    @staticmethod
+    def backward(ctx, d_whole):
+        return None, ctx.cp.shard(d_whole, ctx.dim), None
 
 
 def context_parallel(
