@@ -181,7 +181,7 @@ def case(world, N, name, options):
                 mode=mode,
                 by="torch" if options.collectives else "nccl",
                 keep=keep,
-                stage_keys=options.stage_keys,
+                stage_keys=options.stage_keys if mode == "staged" else 0,
                 seconds=30,
             ) as cp:
                 own = [cp.shard(t) for t in (q, k, v, d_out)]

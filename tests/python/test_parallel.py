@@ -247,8 +247,9 @@ def over_ranks(rank, mode, by_torch, whole, weight, masks, bias, score, out, lse
     """by_torch: keys travel by torch's collectives, as they do on CUDA."""
     from saccade.torch import context_parallel, flex_attention
 
+    keys = 200 if mode == "staged" else 0
     with context_parallel(
-        None, (2, H, N, D), masks, kv_heads=H // 2, mode=mode, stage_keys=200
+        None, (2, H, N, D), masks, kv_heads=H // 2, mode=mode, stage_keys=keys
     ) as cp:
         cp.local = by_torch
         own = [cp.shard(t.detach()).requires_grad_() for t in whole]
@@ -356,7 +357,7 @@ def test_whose_collectives_a_group_has(monkeypatch, tmp_path):
 def test_bad_arguments():
     from saccade.torch.parallel import _layers_of, _sizes_of
 
-    for sizes in ((1, 2, 3), (1, 2, 0, 4), (1, 2, 3.0, 4)):
+    for sizes in ((1, 2, 3), (1, 2, 0, 4), (1, 2, 3.0, 4), (1, True, 3, 4), (1, 2, 3, 1 << 40)):
         with pytest.raises(ValueError, match=r"query_shape: got .* expected \[B, H, N, D\]"):
             _sizes_of(sizes)
     with pytest.raises(ValueError, match="layers: got 2 numbers, expected one for each of 1"):
@@ -367,12 +368,47 @@ def test_bad_arguments():
     assert _layers_of((None,), None) == ([None], [1])
 
 
-def test_a_decoder_on_two_ranks():
+@pytest.mark.parametrize(
+    "name, values",
+    [
+        ("seconds", (0, -1, float("inf"), float("nan"), 1e7, "x", True)),
+        ("stage_keys", (-5, 2.5, 100)),  # which mode="gather" has no use for
+        ("kv_heads", (0, 3, -4, 2.0)),
+        ("layers", ([0], [1.5])),
+        ("mode", ("x",)),
+        ("by", ("x",)),
+    ],
+)
+def test_bad_numbers(name, values):
+    """Before anything is asked of the group: there is none here."""
+    from saccade.torch import context_parallel, create_block_mask
+
+    masks = [create_block_mask(lambda b, h, q, k: q >= k, None, None, N, N, "cpu")]
+    for value in values:
+        with pytest.raises(ValueError, match=rf"^{name}: got .*, expected "):
+            context_parallel(None, (1, 4, N, D), masks, **{name: value})
+
+
+def test_other_groups():
+    from saccade.torch import context_parallel
+
+    class Mesh:
+        def get_group(self):
+            pass
+
+    with pytest.raises(TypeError, match=r"group: got .*mesh.get_group\(\)"):
+        context_parallel(Mesh(), (1, 4, N, D))
+    with pytest.raises(TypeError, match="group: got 'x', expected a ProcessGroup or None"):
+        context_parallel("x", (1, 4, N, D))
+
+
+@pytest.mark.parametrize("steps, length", [(2, 300), (1, 40)])
+def test_a_decoder_on_two_ranks(steps, length):
     root = Path(__file__).resolve().parents[2]
     path = os.pathsep.join([str(root / "python"), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, str(root / "examples" / "two_ranks.py")]
     run = subprocess.run(
-        [*command, "--steps", "2", "--length", "300"],
+        [*command, "--steps", str(steps), "--length", str(length)],
         capture_output=True,
         text=True,
         timeout=240,

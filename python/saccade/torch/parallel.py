@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Sequence
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, Optional
 
 import torch
@@ -26,7 +26,16 @@ from . import active
 from .agreement import Differs, agree, digest, limit_of
 from .bounds import check_score
 from .calls import autocast, decoded
-from .checks import check_groups, check_layout, check_plain, device_of
+from .checks import (
+    MOST_ROWS,
+    brief,
+    check_flags,
+    check_groups,
+    check_layout,
+    check_plain,
+    count_of,
+    device_of,
+)
 from .exchange import Gathering, Heads, expand
 from .masks import mask_or_mod
 from .memory import check_memory
@@ -67,12 +76,18 @@ class ContextParallel:
         masks, layers = _layers_of(masks, layers)
         if mode not in MODES:
             raise ValueError(f"mode: got {mode!r}, expected one of {', '.join(MODES)}")
+        if by not in WAYS:
+            raise ValueError(f"by: got {by!r}, expected one of {', '.join(WAYS)}")
+        check_flags(keep=keep)
+        _check_group(group)
+        seconds = _seconds_of(seconds)
+        stage_keys = _stage_keys_of(stage_keys, mode)
+        self.heads = H, _kv_heads_of(kv_heads, H)
         self.group, self.mode, self.length = group, mode, N
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
         if self.rank < 0:
             raise ValueError("group: this process is not in it")
         self.device = _device_of(group, device)
-        self.heads = H, kv_heads or H
         if mode == "heads" and any(n % self.ranks for n in self.heads):
             raise ValueError(
                 f"mode: got 'heads' with {self.heads[0]} and {self.heads[1]} heads, expected "
@@ -103,8 +118,6 @@ class ContextParallel:
         self._rows = [expand(self.shards.rows(r)) for r in range(self.ranks)]
         self._own_rows = self._rows[self.rank].to(self.device)
         self.keep = keep
-        if by not in WAYS:
-            raise ValueError(f"by: got {by!r}, expected one of {', '.join(WAYS)}")
         is_own = not cpu and mode != "heads" and _has_nccl(group)
         is_own &= by == "nccl" or mode == "staged"
         own = self._over_nccl(seconds) if is_own else None
@@ -520,16 +533,50 @@ def _has_nccl(group):
 
 def _sizes_of(query_shape):
     sizes = tuple(query_shape)
-    if len(sizes) != 4 or not all(isinstance(n, Integral) and n > 0 for n in sizes):
+    if len(sizes) != 4 or not all(map(_is_size, sizes)):
         raise ValueError(f"query_shape: got {sizes}, expected [B, H, N, D], four sizes")
     return sizes
+
+
+def _is_size(n):
+    return isinstance(n, Integral) and not isinstance(n, bool) and 0 < n <= MOST_ROWS
+
+
+def _kv_heads_of(given, H):
+    if given is None:
+        return H
+    n = count_of("kv_heads", given, 1)
+    if H % n:
+        raise ValueError(f"kv_heads: got {n}, expected a divisor of the query's {H} heads")
+    return n
+
+
+def _seconds_of(given):
+    is_number = isinstance(given, Real) and not isinstance(given, bool)
+    if not is_number or not 0 < given < 1e6:
+        raise ValueError(f"seconds: got {brief(given)}, expected more than 0, less than 10^6")
+    return float(given)
+
+
+def _stage_keys_of(given, mode):
+    n = count_of("stage_keys", given, most=MOST_ROWS)
+    if n and mode != "staged":
+        raise ValueError(f"stage_keys: got {n} with mode {mode!r}, expected mode 'staged'")
+    return n
+
+
+def _check_group(group):
+    if group is None or isinstance(group, dist.ProcessGroup):
+        return
+    hint = " (mesh.get_group())" if hasattr(group, "get_group") else ""
+    raise TypeError(f"group: got {brief(group)}, expected a ProcessGroup{hint} or None")
 
 
 def _layers_of(masks, layers):
     """Lists of masks and of how many layers have each."""
     if not isinstance(masks, Sequence):
         raise TypeError(f"masks: got {type(masks).__name__}, expected a list of BlockMasks")
-    counts = [1] * len(masks) if layers is None else list(layers)
+    counts = [1] * len(masks) if layers is None else [count_of("layers", n, 1) for n in layers]
     if len(counts) != len(masks):
         raise ValueError(
             f"layers: got {len(counts)} numbers, expected one for each of {len(masks)} masks"
