@@ -87,6 +87,21 @@ def missed(rank):
                 made[rank].sum().backward(retain_graph=True)
 
 
+def another_context(rank):
+    """Of the same group, after one that failed on this rank before it sent: its first call does
+    not meet the other's of that one."""
+    from saccade.torch import context_parallel, flex_attention
+
+    group = dist.new_group()
+    for i in range(2):
+        with context_parallel(group, (1, H, N, D), seconds=2) as cp:
+            own = [cp.shard(t) for t in tensors()]
+            given = own if rank or i else [t[:, :, 1:] for t in own]
+            words = "did not answer" if rank or i else "this rank's rows"
+            with pytest.raises((RuntimeError, ValueError), match=words):
+                flex_attention(*given)
+
+
 def own_messages(rank):
     """The caller's, with the tag that they have by default, in the same group."""
     from saccade.torch import flex_attention
@@ -293,6 +308,7 @@ CASES = [
     saved,
     caught,
     missed,
+    another_context,
     own_messages,
     freed,
 ]

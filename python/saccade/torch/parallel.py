@@ -51,6 +51,7 @@ _SHARED = tuple(
 )
 MODES = ("gather", "staged", "heads")
 WAYS = ("torch", "nccl")
+_contexts: Any = weakref.WeakKeyDictionary()  # how many each group had
 _communicators: Any = weakref.WeakKeyDictionary()  # by group, then by device and seconds
 
 
@@ -108,7 +109,7 @@ class ContextParallel:
         exchange = self._messages.exchange
         self._transport = c_dist.Transport(self.rank, self.ranks, seconds, exchange)
         self._alone = c_dist.Transport(0, 1, seconds, exchange)
-        self._calls, self._failure = 0, ""
+        self._number, self._calls, self._failure = _number_in(group), 0, ""
         self._before: list = []  # what each `with` that is open found
         self._made: dict = {}
         self._checked: set = set()
@@ -263,7 +264,7 @@ class ContextParallel:
         """(out, lse) of this rank's rows."""
         with self.guarded():
             self._calls += 1
-            self.call = digest([self._calls])
+            self.call = digest([self._number, self._calls])
             return self._attention(q, k, v, score_mod, block_mask, scale, enable_gqa)
 
     def _attention(self, q, k, v, score_mod, block_mask, scale, enable_gqa):
@@ -563,6 +564,13 @@ def _stage_keys_of(given, mode):
     if n and mode != "staged":
         raise ValueError(f"stage_keys: got {n} with mode {mode!r}, expected mode 'staged'")
     return n
+
+
+def _number_in(group):
+    """Of a context among its group's: what one that failed has left there is no other's."""
+    group = group or dist.group.WORLD
+    _contexts[group] = _contexts.get(group, 0) + 1
+    return _contexts[group]
 
 
 def _check_group(group):
