@@ -487,7 +487,8 @@ def context_parallel(
     tensors that a score captures are whole and the same on every rank: what sums or averages
     gradients over the ranks, as DDP and FSDP do, counts them `ranks` times, beside others'
     once. backward may come after `with`, but not that of checkpointed calls
-    (torch.utils.checkpoint), which computes them again and is an error there.
+    (torch.utils.checkpoint), which computes them again and is an error there. An exception in
+    a call, or its backward, ends the context on this rank; others find out within `seconds`.
 
     query_shape: [B, H, N, D] of the whole query. masks: the BlockMasks of a model's layers,
     [.., N, N]; layers: how many layers have each. seconds: how long a rank waits for others
