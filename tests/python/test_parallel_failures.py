@@ -2,6 +2,7 @@
 ranks, never numbers of another call. Two processes (gloo, CPU), a group for each case."""
 
 import os
+import signal
 import sys
 import time
 
@@ -100,6 +101,33 @@ def another_context(rank):
             words = "did not answer" if rank or i else "this rank's rows"
             with pytest.raises((RuntimeError, ValueError), match=words):
                 flex_attention(*given)
+
+
+def interrupted(rank):
+    """Ctrl-C in an exchange, which the other rank is in time for, or late."""
+    import saccade.torch.messages as messages
+    from saccade.torch import flex_attention
+
+    exchange, handler = messages.Messages.exchange, signal.getsignal(signal.SIGINT)
+
+    def press(*given):
+        os.kill(os.getpid(), signal.SIGINT)
+        exchange(*given)
+
+    for is_late in (False, True):
+        messages.Messages.exchange = press if rank == 0 else exchange
+        with context() as cp:
+            own = [cp.shard(t) for t in tensors()]
+            if rank == 0:
+                with pytest.raises(KeyboardInterrupt):
+                    flex_attention(*own)
+                with pytest.raises(RuntimeError, match="failed before .KeyboardInterrupt"):
+                    flex_attention(*own)
+            elif not is_late:
+                with pytest.raises(RuntimeError, match="did not answer"):
+                    flex_attention(*own)
+    messages.Messages.exchange = exchange
+    assert signal.getsignal(signal.SIGINT) is handler
 
 
 def own_messages(rank):
@@ -309,6 +337,7 @@ CASES = [
     caught,
     missed,
     another_context,
+    interrupted,
     own_messages,
     freed,
 ]

@@ -8,6 +8,7 @@ from typing import Callable, NamedTuple, Sequence
 
 from . import abi, objects
 from .abi import lib
+from .interrupts import signals_later
 
 _EXCHANGE = C.CFUNCTYPE(
     C.c_int,
@@ -108,7 +109,7 @@ def _calls_of(exchange: Callable, state: _State):
     return _EXCHANGE(call), _ABORT(abort)
 
 
-def _told(error: abi.SaccadeError, failure: Exception) -> abi.SaccadeError:
+def _told(error: abi.SaccadeError, failure: BaseException) -> abi.SaccadeError:
     """The library's error, which knows of a status alone, with the reason."""
     reason = str(failure).partition("\n")[0]
     text = f"{error}: {type(failure).__name__}: {reason}"
@@ -137,14 +138,13 @@ class Transport:
         leaves the transport as it was is a refusal on all ranks (error.is_shared)."""
         self._state.failure = None
         try:
-            abi.call(name, *arguments)
+            with signals_later():
+                abi.call(name, *arguments)
         except abi.SaccadeError as error:
             failure, self._state.failure = self._state.failure, None
             error.is_shared = not self.has_failed
             if failure is None:
                 raise
-            if not isinstance(failure, Exception):  # Ctrl-C
-                raise failure from None
             raise _told(error, failure) from failure
 
 

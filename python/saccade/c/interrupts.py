@@ -1,4 +1,4 @@
-"""Ctrl-C, and other signals whose handlers raise, during long calls of the library.
+"""Ctrl-C, and other signals whose handlers raise, during calls of the library.
 
 Python runs a signal's handler between two of its instructions, on the main thread, and a call
 of the library has none. The library's progress function is called some 20 times a second on the
@@ -8,6 +8,7 @@ thread of the call, and is Python here.
 from __future__ import annotations
 
 import ctypes as C
+import signal
 import threading
 from contextlib import contextmanager
 from typing import Any, Generator, Iterator
@@ -57,3 +58,28 @@ def watching_signals(options: BlockMaskOptions) -> Iterator[None]:
     finally:
         if look.raised is None:
             _local.look = look
+
+
+_SIGNALS = sorted(signal.valid_signals())
+
+
+@contextmanager
+def signals_later() -> Iterator[None]:
+    """Around a call of the library that calls functions in Python: a handler that raises at
+    the first instruction of one would be dropped, and the function taken for one that did what
+    it should. Handlers run when the call is over."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handlers = {s: signal.getsignal(s) for s in _SIGNALS}
+    own: dict[int, Any] = {s: h for s, h in handlers.items() if callable(h)}
+    came: list[tuple[int, Any]] = []
+    for s in own:
+        signal.signal(s, lambda *given: came.append(given))
+    try:
+        yield
+    finally:
+        for s, handler in own.items():
+            signal.signal(s, handler)
+        for s, frame in came:
+            own[s](s, frame)
