@@ -111,7 +111,7 @@ def interrupted(rank):
     exchange, handler = messages.Messages.exchange, signal.getsignal(signal.SIGINT)
 
     def press(*given):
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
         exchange(*given)
 
     for is_late in (False, True):

@@ -271,11 +271,11 @@ def test_another_threads_layout_is_not_taken(monkeypatch):
     want = torch.autograd.grad(dense, x, d_out)
     run = gradients._run
 
-    def beside(call, known, given, captures):
-        made = run(call, known, given, captures)
+    def beside(call, known, given, captures, d_sinks):
+        made = run(call, known, given, captures, d_sinks)
         turned = given[5].transpose(1, 2).contiguous().transpose(1, 2)
         others = *given[:5], turned, given[6]
-        call.layout = None, gradients._Layout(call, (True,) * 3, others, captures)
+        call.layout = None, gradients._Layout(call, (True,) * 3, others, captures, (0, 0))
         return made
 
     monkeypatch.setattr(gradients, "_run", beside)
