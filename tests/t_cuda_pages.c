@@ -1,6 +1,7 @@
 /* Keys in pages on a CUDA device against the same keys in one piece, bit for bit: prefill and
  * decode, every form of table, layouts of pools, sizes that whole tiles and single rows are
  * copied for, lengths and tables on the device; tables that lead out of the pool. */
+#include "cuda/program/program.h"
 #include "support/device_case.h"
 #include "support/page_device.h"
 
@@ -30,11 +31,43 @@ static int differs(const page_case *c)
     return bad;
 }
 
+/* Of a score whose larger tiles spill or not by what else a program does. */
+static const char spilling[] = "20 * tanh(score / 20) + 0.01 * float((q * q + kv) % 7)";
+
+/* Pages and sequences side by side take the tiles of keys in one piece all the same. */
+static void tiles_of_one_piece(void **state)
+{
+    const cu_form *form[3];
+    saccade_plan *plan[3];
+    saccade_problem p;
+    (void)state;
+    saccade_problem_init(&p);
+    p.sizes = (saccade_sizes){.H = 2, .Hkv = 2, .D = 64, .Dv = 64};
+    p.dtype = SACCADE_BF16;
+    p.backend = "cuda";
+    p.arch = "sm_90a";
+    p.mask = case_mod(SACCADE_MASK, "causal()");
+    p.score = case_mod(SACCADE_SCORE, spilling);
+    for (int i = 0; i < 3; i++) {
+        p.page = i == 1 ? 64 : 0;
+        p.ragged = i == 2;
+        plan[i] = compiled_plan(&p, 0);
+        form[i] = &((const cu_state *)plan[i]->state)->programs[CU_MAIN].form;
+        assert_int_equal(form[i]->tile.groups, form[0]->tile.groups);
+        assert_int_equal(form[i]->tile.keys, form[0]->tile.keys);
+    }
+    for (int i = 0; i < 3; i++)
+        saccade_plan_destroy(plan[i]);
+    saccade_mod_destroy((saccade_mod *)p.mask);
+    saccade_mod_destroy((saccade_mod *)p.score);
+}
+
 static void same_bits(void **state)
 {
     static const page_problem rows[] = {
         {"b2 h4/2 q200 kv700 d64 bf16", "causal()", NULL},
         {"b3 h2 q130 kv600 d128 bf16", "kv <= q + 500", "alibi()"},
+        {"b1 h2 q200 kv500 d64 bf16", "causal()", spilling},
         {"b2 h2/1 q70 kv500 d128 dv64 f16", NULL, NULL},
         {"b1 h2 q100 kv300 d256 bf16", NULL, "softcap(20)"},
         {"b4 h8/2 q1 kv1000 d128 bf16", NULL, NULL},
@@ -119,6 +152,7 @@ static void entries_that_lead_out(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(tiles_of_one_piece),
         cmocka_unit_test(same_bits),
         cmocka_unit_test(long_runs),
         cmocka_unit_test(absent_pages),

@@ -47,6 +47,8 @@ static void put_program_notes(const saccade_plan *plan, cu_program i, strbuf *ou
     const cu_loaded *l = &s->programs[i];
     const cu_report *r = &l->image.report;
     const char *name = cu_program_kinds[i].name;
+    if (s->is_like_another && cu_program_kinds[i].operation != CU_OP_BACKWARD)
+        return;
     if (l->rung)
         strbuf_printf(out, "%s note: %d larger tile%s spilled more\n", name, l->rung,
                       l->rung == 1 ? "" : "s");
@@ -60,7 +62,10 @@ static void put_notes(const saccade_plan *plan, strbuf *out)
     const cu_state *s = plan->state;
     const int rung = s->programs[CU_MAIN].rung;
     const cu_report *main = &s->programs[CU_MAIN].image.report;
-    if (main->spill_bytes || main->is_serialised)
+    if (s->is_like_another)
+        strbuf_puts(out, "tile note: forward's tiles are those of all rows of a sequence whose "
+                         "keys lie in one piece\n");
+    else if (main->spill_bytes || main->is_serialised)
         strbuf_puts(out, "tile note: every tile spills or waits; the first is kept\n");
     else if (rung)
         strbuf_printf(out, "tile note: %d larger tile%s spilled or waited\n", rung,

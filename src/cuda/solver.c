@@ -116,22 +116,35 @@ static saccade_status emit(cu_state *s, const plan_problem *p, saccade_error *er
     return status;
 }
 
+/* Whether programs may spill by what the user's text needs beside other things. Without a score
+ * and with at most limits of rows none does (tests/t_cuda.c). */
+static int may_spill(const cu_state *s)
+{
+    return s->facts.score != CU_SCORE_NONE || s->facts.mask == CU_MASK_GENERAL;
+}
+
+/* Some rows of a sequence have the bits of all, keys in pages those of keys in one piece, and
+ * sequences side by side those of each alone. */
 static saccade_status compile(cu_state *s, const plan_problem *p, saccade_error *err)
 {
-    if (!p->has_rows)
+    const int is_apart = p->has_rows || ((p->has_chunks || p->is_ragged) && may_spill(s));
+    if (!is_apart)
         return cu_compile_programs(s, p, err);
-    plan_problem all = *p;
-    cu_state *whole = malloc(sizeof *whole);
-    FAIL_IF_NULL(whole);
-    *whole = *s; /* no program is in it yet */
-    whole->mod_text = NULL;
-    all.has_rows = whole->has_rows = 0;
-    saccade_status status = emit(whole, &all, err);
+    plan_problem plain = *p;
+    cu_state *other = malloc(sizeof *other);
+    FAIL_IF_NULL(other);
+    *other = *s; /* no program is in it yet */
+    other->mod_text = NULL;
+    s->is_like_another = 1;
+    plain.has_rows = other->has_rows = 0;
+    plain.is_ragged = other->is_ragged = 0;
+    plain.has_chunks = plain.page = 0;
+    saccade_status status = emit(other, &plain, err);
     if (status == SACCADE_OK)
-        status = cu_compile_rows(s, p, whole, &all, err);
-    cu_free_programs(whole);
-    free(whole->mod_text);
-    free(whole);
+        status = cu_compile_like(s, p, other, &plain, err);
+    cu_free_programs(other);
+    free(other->mod_text);
+    free(other);
     return status;
 }
 

@@ -130,6 +130,7 @@ struct cu_state {
     int is_present;         /* there is a device for arch */
     cu_ptr row_shift;       /* on row_device: where rows stand, see row_parts.c; 0: none */
     int row_device, has_rows, is_ragged;
+    int is_like_another;  /* forward's tiles are those of another problem: cu_compile_like */
     int part_dim;         /* batch_invariant for all runs: the larger head dim; else 0 */
     int has_fixed_pieces; /* of keys in decode: batch_invariant for short runs */
     cu_device device; /* what the plan was tuned for */
@@ -169,12 +170,12 @@ saccade_status cu_compile_instance(const cu_state *s, const plan_problem *p, cu_
 /* Compiles every program of the plan, side by side; a form that spills gives way to the next
  * smaller one as far as there is one. needs: the texts of the mods. */
 saccade_status cu_compile_programs(cu_state *s, const plan_problem *p, saccade_error *err);
-/* cu_compile_programs for a plan of some rows of a sequence, whose results are the whole
- * sequence's bits: forward's programs take the forms that the whole's have, whatever they spill
- * here. whole: a state of the problem without rows (all), with its text; its programs are found
- * and are the caller's to free. */
-saccade_status cu_compile_rows(cu_state *s, const plan_problem *p, cu_state *whole,
-                               const plan_problem *all, saccade_error *err);
+/* cu_compile_programs for a plan whose results are another problem's bit for bit, as those of
+ * pages are of keys in one piece: forward's programs take the tiles that the other's take,
+ * whatever they spill here. other: a state of that problem with its text; its programs are
+ * found, and are the caller's to free. */
+saccade_status cu_compile_like(cu_state *s, const plan_problem *p, cu_state *other,
+                               const plan_problem *of_other, saccade_error *err);
 /* cu_compile_programs for backward's programs alone. */
 saccade_status cu_compile_backward(cu_state *s, const plan_problem *p, saccade_error *err);
 

@@ -248,7 +248,9 @@ saccade_status cu_compile_backward(cu_state *s, const plan_problem *p, saccade_e
     return end_backward(jobs, s, p, SACCADE_OK, err);
 }
 
-/* ---- rows of a sequence ---- */
+/* ---- problems whose results are those of another ---- */
+
+enum { NO_RUNG = -1 };
 
 /* Programs of forward that look for a form of their own. On sm_90a the one with maxima has the
  * main one's. */
@@ -257,51 +259,78 @@ static int chooses_form(const cu_state *s, cu_program i)
     return i == CU_MAIN || is_in(i, OWN_TILE) || (i == CU_EXACT && s->family != CU_SM90);
 }
 
-/* Compiles those of the whole sequence that some rows of it have too. */
-static saccade_status compile_whole(cu_state *whole, const plan_problem *all, const cu_state *s,
-                                    const plan_problem *p, saccade_error *err)
+static int rung_of(const cu_state *s, const plan_problem *p, cu_program i, const cu_tile *tile)
 {
-    job jobs[CU_PROGRAMS] = {{0}};
-    saccade_status status = SACCADE_OK;
     cu_form form;
-    for (int i = 0; i < CU_PROGRAMS; i++)
-        if (is_in((cu_program)i, OWN_TILE) && cu_program_kinds[i].choose(s, p, 0, &form))
-            begin_job(&jobs[i], whole, all, (cu_program)i, 0, ALL_FORMS);
-    begin_job(&jobs[CU_MAIN], whole, all, CU_MAIN, 0, ALL_FORMS);
+    for (int rung = 0; cu_program_kinds[i].choose(s, p, rung, &form); rung++)
+        if (form.tile.groups == tile->groups && form.tile.keys == tile->keys
+            && form.tile.is_lazy == tile->is_lazy)
+            return rung;
+    return NO_RUNG;
+}
+
+/* Once a program's first form is through: begins it with the tile that the other problem's has,
+ * if that is another; where it has no such tile, it chooses its own. */
+static void begin_like(job *j, cu_state *s, const plan_problem *p, cu_program i,
+                       const cu_loaded *other)
+{
+    if (!s->programs[i].form.tile.groups)
+        return;
+    if (!other->form.tile.groups) {
+        drop(&s->programs[i]);
+        s->programs[i].form = (cu_form){0};
+        return;
+    }
+    const int rung = rung_of(s, p, i, &other->form.tile);
+    if (rung > 0)
+        drop(&s->programs[i]);
+    if (rung != 0)
+        begin_job(j, s, p, i, rung > 0 ? rung : 1, rung > 0 ? rung + 1 : ALL_FORMS);
+}
+
+/* Both problems' programs side by side, this one's with their first forms. */
+static saccade_status compile_both(job *jobs, cu_state *s, const plan_problem *p,
+                                   cu_state *other, const plan_problem *of_other,
+                                   saccade_error *err)
+{
+    job others[CU_PROGRAMS] = {{0}};
+    saccade_status status = SACCADE_OK;
+    for (int i = 0; i < CU_PROGRAMS; i++) {
+        if (!chooses_form(s, (cu_program)i) || i == CU_EXACT)
+            continue;
+        begin_job(&jobs[i], s, p, (cu_program)i, 0, 1);
+        if (jobs[i].is_begun)
+            begin_job(&others[i], other, of_other, (cu_program)i, 0, ALL_FORMS);
+    }
+    status = end_job(&others[CU_MAIN], status, err);
     status = end_job(&jobs[CU_MAIN], status, err);
     if (status == SACCADE_OK && chooses_form(s, CU_EXACT))
-        begin_job(&jobs[CU_EXACT], whole, all, CU_EXACT, 0, ALL_FORMS);
-    status = end_job(&jobs[CU_EXACT], status, err);
-    return end_jobs(jobs, OWN_TILE, status, err);
-}
-
-/* Begins programs with the forms that the whole sequence's have. */
-static void begin_as_whole(job *jobs, cu_state *s, const plan_problem *p, const cu_state *whole)
-{
-    for (int i = 0; i < CU_PROGRAMS; i++)
-        if (chooses_form(s, (cu_program)i) && whole->programs[i].form.tile.groups)
-            begin_job(&jobs[i], s, p, (cu_program)i, whole->programs[i].rung,
-                      whole->programs[i].rung + 1);
-}
-
-saccade_status cu_compile_rows(cu_state *s, const plan_problem *p, cu_state *whole,
-                               const plan_problem *all, saccade_error *err)
-{
-    job jobs[CU_PROGRAMS] = {{0}};
-    begin_jobs(jobs, s, p, BACKWARD, 0, ALL_FORMS);
-    saccade_status status = compile_whole(whole, all, s, p, err);
-    s->programs[CU_MAIN].form = whole->programs[CU_MAIN].form;
-    s->programs[CU_MAIN].rung = whole->programs[CU_MAIN].rung;
-    if (status == SACCADE_OK) {
-        begin_as_whole(jobs, s, p, whole);
-        for (int i = 0; i < CU_PROGRAMS; i++)
-            if (is_in((cu_program)i, MAIN_TILE) && !jobs[i].is_begun)
-                begin_job(&jobs[i], s, p, (cu_program)i, 0, ALL_FORMS);
+        begin_job(&others[CU_EXACT], other, of_other, CU_EXACT, 0, ALL_FORMS);
+    for (int i = 0; i < CU_PROGRAMS; i++) {
+        status = end_job(&others[i], status, err);
+        status = end_job(&jobs[i], status, err);
     }
+    return status;
+}
+
+saccade_status cu_compile_like(cu_state *s, const plan_problem *p, cu_state *other,
+                               const plan_problem *of_other, saccade_error *err)
+{
+    job jobs[CU_PROGRAMS] = {{0}}, backward[CU_PROGRAMS] = {{0}};
+    begin_jobs(backward, s, p, BACKWARD, 0, ALL_FORMS);
+    saccade_status status = compile_both(jobs, s, p, other, of_other, err);
+    for (int i = 0; status == SACCADE_OK && i < CU_PROGRAMS; i++)
+        if (chooses_form(s, (cu_program)i) && i != CU_EXACT)
+            begin_like(&jobs[i], s, p, (cu_program)i, &other->programs[i]);
     status = end_job(&jobs[CU_MAIN], status, err);
+    if (status == SACCADE_OK)
+        begin_jobs(jobs, s, p, MAIN_TILE, 0, 1);
+    status = end_jobs(jobs, MAIN_TILE, status, err);
+    if (status == SACCADE_OK && chooses_form(s, CU_EXACT))
+        begin_like(&jobs[CU_EXACT], s, p, CU_EXACT, &other->programs[CU_EXACT]);
     status = end_jobs(jobs, MAIN_TILE, status, err);
     status = end_jobs(jobs, OWN_TILE, status, err);
-    return end_backward(jobs, s, p, status, err);
+    return end_backward(backward, s, p, status, err);
 }
 
 /* ---- a plan's programs ---- */
