@@ -210,3 +210,39 @@ def test_batch_invariant(dtype, heads, device):
         assert torch.equal(flex, alone.transpose(0, 1)[None])
         last = st.cached_attention(four[0][:, :, -1:], *four[1:], **options)
         assert torch.equal(last, flex[:, :, -1:])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_infinite_sinks_and_rows_without_keys(dtype):
+    """The same in the run and behind it."""
+    q, k, v = (torch.randn(1, 3, 4, 8, dtype=dtype) for _ in range(3))
+    sinks = torch.tensor([torch.inf, -torch.inf, 0.5], dtype=dtype)
+    out, lse = st.flex_attention(q, k, v, None, "q >= kv + 2", sinks=sinks, return_lse=True)
+    assert torch.equal(out[:, :, :2], torch.zeros(1, 3, 2, 8, dtype=dtype))  # they see none
+    assert lse[0, :, :2].isnan().tolist() == [[True] * 2, [False] * 2, [False] * 2]
+    assert out[0, 0, 2:].isnan().all() and out[0, 1:].isfinite().all()
+    plain = st.flex_attention(q, k, v, None, "q >= kv + 2")
+    torch.testing.assert_close(out[0, 1], plain[0, 1])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("is_hooked", [True, False])
+def test_sinks_that_were_saved(dtype, is_hooked):
+    """Backward reads what autograd gives back: by checkpointing, and by hooks that move it."""
+    torch.manual_seed(4)
+    q, k, v = (torch.randn(1, 4, 33, 16) for _ in range(3))
+    base = torch.randn(4).to(dtype).requires_grad_()
+
+    def attend(q):
+        sinks = base * 2  # which nothing else holds
+        return st.flex_attention(q, k, v, None, "causal()", sinks=sinks)
+
+    (want,) = torch.autograd.grad(attend(q).square().sum(), base)
+    if is_hooked:
+        with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda t: t):
+            out = attend(q)
+    else:
+        out = torch.utils.checkpoint.checkpoint(attend, q, use_reentrant=False)
+    noise = [torch.full((4,), 7.0) for _ in range(300)]
+    (got,) = torch.autograd.grad(out.square().sum(), base)
+    assert torch.equal(got, want) and len(noise) == 300

@@ -271,8 +271,8 @@ def test_another_threads_layout_is_not_taken(monkeypatch):
     want = torch.autograd.grad(dense, x, d_out)
     run = gradients._run
 
-    def beside(call, known, given, captures, d_sinks):
-        made = run(call, known, given, captures, d_sinks)
+    def beside(call, known, given, captures, sinks):
+        made = run(call, known, given, captures, sinks)
         turned = given[5].transpose(1, 2).contiguous().transpose(1, 2)
         others = *given[:5], turned, given[6]
         call.layout = None, gradients._Layout(call, (True,) * 3, others, captures, (0, 0))

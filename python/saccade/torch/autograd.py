@@ -95,9 +95,9 @@ def _with_sinks(entry, needs, d_out, d_lse, saved):
     """For each of needs: the gradients of query, key, value, sinks and the captured tensors."""
     *others, sinks = saved
     d_sinks = torch.empty_like(sinks) if needs[3] else None
-    held = objects.c_tensor(view(d_sinks)) if needs[3] else None
+    held = [objects.c_tensor(view(t)) for t in (sinks, d_sinks) if t is not None]
+    at = C.addressof(held[0]), C.addressof(held[1]) if needs[3] else 0
     with torch.no_grad():
-        at = 0 if held is None else C.addressof(held)
         made = _gradients(entry, (*needs[:3], *needs[4:]), d_out, d_lse, others, at)
     made = (*made[:3], d_sinks, *made[3:])
     return last(NO_SECOND_OF.format("flex_attention with sinks"), made, (d_out, d_lse, *saved))
@@ -177,7 +177,7 @@ class Gradient(torch.autograd.Function):
         return None, None, out, lse, *made[2:5], None, None, *more, *[None] * rest
 
 
-def _gradients(entry, needs, d_out, d_lse, saved, d_sinks=0):
+def _gradients(entry, needs, d_out, d_lse, saved, sinks=(0, 0)):
     """For each of needs: those of query, key, value and the captured tensors."""
     slots = entry.slots
     if isinstance(entry.call, FakeCall):
@@ -186,7 +186,7 @@ def _gradients(entry, needs, d_out, d_lse, saved, d_sinks=0):
     given = saved[5 : 2 + len(needs)]
     captures = slots.placed(given, saved[0].device.type) if slots else ()
     wanted = needs if slots is None else slots.by_name(needs)
-    made, layout = gradients(entry.call, wanted, *saved[:5], d_out, d_lse, captures, d_sinks)
+    made, layout = gradients(entry.call, wanted, *saved[:5], d_out, d_lse, captures, sinks)
     _keep_warm(entry, layout, needs, saved, d_out, captures)
     if len(needs) == 3:
         return tuple(made)

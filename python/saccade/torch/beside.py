@@ -24,9 +24,10 @@ class CallBeside:
     """A call with its random numbers (state) and sinks, or None; all else is the call's."""
 
     def __init__(self, call, state, sinks=None):
-        self.call, self.state = call, state
-        self.keep = [None if t is None else objects.c_tensor(view(t)) for t in (state, sinks)]
-        self.dropout, self.sinks = (0 if t is None else C.addressof(t) for t in self.keep)
+        self.call, self.state, tensors = call, state, (state, sinks)
+        made = [None if t is None else objects.c_tensor(view(t)) for t in tensors]
+        self.keep = made, tensors
+        self.dropout, self.sinks = (0 if t is None else C.addressof(t) for t in made)
 
     def __call__(self, q, k, v, tail):
         return self.call(q, k, v, tail, self.dropout, self.sinks)

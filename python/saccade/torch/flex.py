@@ -189,8 +189,8 @@ def flex_attention(
             return_lse,
             return_aux,
         )
-    if not recorded and active.checkpointed:
-        active.check_recomputed(query, key, value)
+    if active.has_checkpointed and not recorded:
+        active.check_recomputed()
     call: Any = in_graph if recorded else run
     if recorded:
         is_ours = not torch.compiler.is_dynamo_compiling() and _is_transformed()
@@ -304,7 +304,8 @@ def with_sinks(out, lse, sink):
     alive = lse.masked_fill(is_dead, 0.0)
     more = alive - sink
     least = torch.sigmoid(torch.where(more < 0, more, -more))  # of the two shares
-    kept = torch.where(more < 0, least, 1 - least).unsqueeze(-1)  # both to the last digit
+    kept = torch.where(more < 0, least, 1 - least)  # both to the last digit
+    kept = kept.masked_fill(is_dead, 0.0).unsqueeze(-1)
     out = (out * kept).to(out.dtype)
     return out, torch.where(is_dead, sink, torch.logaddexp(alive, sink))
 

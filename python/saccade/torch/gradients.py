@@ -107,11 +107,11 @@ def gradient_like(t, batch):
     return (_empty_dense if is_copied else _maker(t))(t)
 
 
-def gradients(call, needs, q, k, v, out, lse, d_out, d_lse, captures, d_sinks=0):
+def gradients(call, needs, q, k, v, out, lse, d_out, d_lse, captures, sinks=(0, 0)):
     """Gradients of q, k and v, None where needs says so, then those of the captures that it
     names; and the layout that they were made by, which may not be call.layout any more: other
     threads run meanwhile. captures: what the score's captures are now, by its names, ready for
-    the kernel. d_sinks: where the saccade_tensor of the sinks' gradient lies, 0 for none."""
+    the kernel. sinks: where the saccade_tensors of sinks and of their gradient lie, or 0."""
     given = q, k, v
     if call.copies:
         q, k, v = prepared(q, k, v)
@@ -130,14 +130,13 @@ def gradients(call, needs, q, k, v, out, lse, d_out, d_lse, captures, d_sinks=0)
         lse.stride(),
         d_out.stride(),
         d_lse is not None and d_lse.stride(),
-        d_sinks != 0,
+        sinks[1] != 0,
         [t.stride() for t in captures],
     )
     known = call.layout
     if known is None or known[0] != key:
-        sinks = call.sinks, d_sinks
         known = call.layout = key, _Layout(call, needs, inputs, captures, sinks)
-    made = _run(call, known[1], inputs, captures, d_sinks)
+    made = _run(call, known[1], inputs, captures, sinks)
     if call.copies:
         made[:3] = [_summed(d, t) for d, t in zip(made, given)]
     return made, known[1]
@@ -150,7 +149,7 @@ def _summed(gradient, t):
     return gradient.sum(0, keepdim=True)
 
 
-def _run(call, layout, inputs, captures, d_sinks):
+def _run(call, layout, inputs, captures, sinks):
     made = [f(t) if f else None for f, t in zip(layout.makers, inputs)]
     places = [t.data_ptr() for t in inputs if t is not None]
     places += [t.data_ptr() for t in made if t is not None]
@@ -165,7 +164,6 @@ def _run(call, layout, inputs, captures, d_sinks):
         room_at = (room.data_ptr() + 63) & ~63
     if call.cuda >= 0:
         stream = current_stream(call.cuda)
-    sinks = call.sinks, d_sinks
     backward.run(layout.arguments, places, room_at, stream, call.dropout, sinks)
     return made
 
