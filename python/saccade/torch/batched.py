@@ -40,13 +40,15 @@ def of_each(run, *tensors):
     return tuple(None if t is None else torch._add_batch_dim(t, 0, level) for t in stacked)
 
 
-_MOST_LEVELS = 64  # of vmaps around each other, as PyTorch counts them
+_MOST_LEVELS = 8  # of vmaps around each other
 
 
 def _level_of(t):
-    """The innermost vmap that t stands for many under. The count of them is of no use: it is
-    this thread's, and gradients on a GPU are made in a thread that autograd has for it."""
-    for level in range(_MOST_LEVELS, 0, -1):
+    """The innermost vmap that t stands for many under. The count of them is this thread's, and
+    gradients on a GPU are made in a thread that autograd has for it, whose count is 0."""
+    here = torch._C._vmapmode_increment_nesting() - 1
+    torch._C._vmapmode_decrement_nesting()
+    for level in [here] if here else range(_MOST_LEVELS, 0, -1):
         sizes = {torch._remove_batch_dim(t, level, n, 0).shape[0] for n in (2, 3)}
         if len(sizes) == 1:  # what there is, and not what was asked for
             return level
