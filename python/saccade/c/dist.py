@@ -8,7 +8,7 @@ from typing import Callable, NamedTuple, Sequence
 
 from . import abi, objects
 from .abi import lib
-from .interrupts import signals_later
+from .interrupts import noting_dropped
 
 _EXCHANGE = C.CFUNCTYPE(
     C.c_int,
@@ -85,6 +85,9 @@ class _State:
     failure: BaseException | None = None
     has_failed = False
 
+    def fail(self, reason: BaseException) -> None:
+        self.failure, self.has_failed = reason, True
+
 
 def _calls_of(exchange: Callable, state: _State):
     """The two functions of a transport in Python. They hold nothing of what holds them."""
@@ -99,7 +102,7 @@ def _calls_of(exchange: Callable, state: _State):
                 limit,
             )
         except BaseException as reason:  # goes on through C as a status
-            state.failure, state.has_failed = reason, True
+            state.fail(reason)
             return 1
         return 0
 
@@ -134,18 +137,25 @@ class Transport:
         self._state.has_failed = True
 
     def run(self, name: str, *arguments) -> None:
-        """A call that may exchange; what failed in Python is the reason of its error. One that
-        leaves the transport as it was is a refusal on all ranks (error.is_shared)."""
+        """A call that may exchange; what failed in Python is the reason of its error, or, as
+        Ctrl-C, the error itself. One that leaves the transport as it was is a refusal on all
+        ranks (error.is_shared)."""
         self._state.failure = None
+        error: abi.SaccadeError | None = None
         try:
-            with signals_later():
+            with noting_dropped(self._state.fail):
                 abi.call(name, *arguments)
-        except abi.SaccadeError as error:
-            failure, self._state.failure = self._state.failure, None
-            error.is_shared = not self.has_failed
-            if failure is None:
-                raise
-            raise _told(error, failure) from failure
+        except abi.SaccadeError as reason:
+            error = reason
+        failure, self._state.failure = self._state.failure, None
+        if failure is not None and (error is None or not isinstance(failure, Exception)):
+            raise failure.with_traceback(None)
+        if error is None:
+            return
+        error.is_shared = not self.has_failed
+        if failure is None:
+            raise error
+        raise _told(error, failure) from failure
 
 
 NCCL_ID_BYTES = 128

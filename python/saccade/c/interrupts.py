@@ -8,10 +8,10 @@ thread of the call, and is Python here.
 from __future__ import annotations
 
 import ctypes as C
-import signal
+import sys
 import threading
 from contextlib import contextmanager
-from typing import Any, Generator, Iterator
+from typing import Any, Callable, Generator, Iterator
 
 from .structs import BlockMaskOptions
 
@@ -60,26 +60,23 @@ def watching_signals(options: BlockMaskOptions) -> Iterator[None]:
             _local.look = look
 
 
-_SIGNALS = sorted(signal.valid_signals())
-
-
 @contextmanager
-def signals_later() -> Iterator[None]:
-    """Around a call of the library that calls functions in Python: a handler that raises at
-    the first instruction of one would be dropped, and the function taken for one that did what
-    it should. Handlers run when the call is over."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handlers = {s: signal.getsignal(s) for s in _SIGNALS}
-    own: dict[int, Any] = {s: h for s, h in handlers.items() if callable(h)}
-    came: list[tuple[int, Any]] = []
-    for s in own:
-        signal.signal(s, lambda *given: came.append(given))
+def noting_dropped(note: Callable[[BaseException], None]) -> Iterator[None]:
+    """Around a call of the library that calls functions in Python: what a handler raises at the
+    first instruction of one is in no try of that function's, and ctypes drops it, so that the
+    function counts as done. note is given it."""
+    before, thread, is_open = sys.unraisablehook, threading.get_ident(), True
+
+    def hook(given: Any) -> None:
+        is_ours = is_open and threading.get_ident() == thread
+        if is_ours and "ctypes callback" in (given.err_msg or "") and given.exc_value:
+            note(given.exc_value)
+        else:
+            before(given)
+
+    sys.unraisablehook = hook
     try:
         yield
     finally:
-        for s, handler in own.items():
-            signal.signal(s, handler)
-        for s, frame in came:
-            own[s](s, frame)
+        is_open = False  # another thread's may lie above this one
+        sys.unraisablehook = before

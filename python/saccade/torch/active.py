@@ -20,30 +20,35 @@ def has_rates() -> bool:
     return _is_transformed() or forward_ad._current_level >= 0
 
 
-# Layouts of calls over ranks that torch.utils.checkpoint computes again in backward. It does
-# so wherever backward is called, and outside of the context the same call is another.
-checkpointed: set = set()
-_MOST = 1 << 12  # of them
+# torch.utils.checkpoint makes calls again wherever backward is called, and outside of the
+# context a call over ranks is another. Without reentrance it notices by what is saved. With it
+# the node of its graph that a call over ranks is made under is marked.
+has_checkpointed = False  # whether any node is
 _CHECKPOINTS = torch.utils.checkpoint.__file__
 _task_of = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 
 
-def _layout(*tensors) -> tuple:
-    return tuple([(getattr(t, "shape", None), getattr(t, "dtype", None)) for t in tensors])
-
-
-def note_checkpointed(q, k, v) -> None:
-    """Of a call over ranks: whether torch.utils.checkpoint is among its callers."""
-    frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename != _CHECKPOINTS:
+def _nodes():
+    """Those of checkpoints, with reentrance, that the caller runs under."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code.co_filename == _CHECKPOINTS:
+            node = frame.f_locals.get("ctx")
+            if hasattr(node, "run_function"):
+                yield node
         frame = frame.f_back  # type: ignore[assignment]
-    if frame is not None and len(checkpointed) < _MOST:
-        checkpointed.add(_layout(q, k, v))
 
 
-def check_recomputed(q, k, v) -> None:
+def note_checkpointed() -> None:
+    """Of a call over ranks: marks the checkpoints that it is made under."""
+    global has_checkpointed
+    for node in _nodes():
+        node.is_over_ranks = has_checkpointed = True
+
+
+def check_recomputed() -> None:
     """Of a call without ranks: raises where backward makes a call again that was over ranks."""
-    if _task_of() >= 0 and _layout(q, k, v) in checkpointed:
+    if _task_of() >= 0 and any(getattr(node, "is_over_ranks", False) for node in _nodes()):
         raise RuntimeError(
             "saccade: got a checkpointed call of context_parallel again, in backward outside "
             "of the context, expected backward inside of `with`"

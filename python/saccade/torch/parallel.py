@@ -88,6 +88,7 @@ class ContextParallel:
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
         if self.rank < 0:
             raise ValueError("group: this process is not in it")
+        self._number = _number_in(group)  # one that fails below counts, as it does elsewhere
         self.device = _device_of(group, device)
         if mode == "heads" and any(n % self.ranks for n in self.heads):
             raise ValueError(
@@ -109,7 +110,7 @@ class ContextParallel:
         exchange = self._messages.exchange
         self._transport = c_dist.Transport(self.rank, self.ranks, seconds, exchange)
         self._alone = c_dist.Transport(0, 1, seconds, exchange)
-        self._number, self._calls, self._failure = _number_in(group), 0, ""
+        self._calls, self._failure = 0, ""
         self._before: list = []  # what each `with` that is open found
         self._made: dict = {}
         self._checked: set = set()
@@ -268,7 +269,7 @@ class ContextParallel:
             return self._attention(q, k, v, score_mod, block_mask, scale, enable_gqa)
 
     def _attention(self, q, k, v, score_mod, block_mask, scale, enable_gqa):
-        active.note_checkpointed(q, k, v)
+        active.note_checkpointed()
         for name, t in (("query", q), ("key", k), ("value", v)):
             self._check_rows(name, t)
         q, k, v = decoded(*autocast(q, k, v))
