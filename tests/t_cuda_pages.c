@@ -35,31 +35,41 @@ static int differs(const page_case *c)
 static const char spilling[] = "20 * tanh(score / 20) + 0.01 * float((q * q + kv) % 7)";
 
 /* Pages and sequences side by side take the tiles of keys in one piece all the same. */
-static void tiles_of_one_piece(void **state)
+static void check_tiles(saccade_problem *p)
 {
     const cu_form *form[3];
     saccade_plan *plan[3];
-    saccade_problem p;
-    (void)state;
-    saccade_problem_init(&p);
-    p.sizes = (saccade_sizes){.H = 2, .Hkv = 2, .D = 64, .Dv = 64};
-    p.dtype = SACCADE_BF16;
-    p.backend = "cuda";
-    p.arch = "sm_90a";
-    p.mask = case_mod(SACCADE_MASK, "causal()");
-    p.score = case_mod(SACCADE_SCORE, spilling);
+    p->dtype = SACCADE_BF16;
+    p->backend = "cuda";
+    p->arch = "sm_90a";
     for (int i = 0; i < 3; i++) {
-        p.page = i == 1 ? 64 : 0;
-        p.ragged = i == 2;
-        plan[i] = compiled_plan(&p, 0);
+        p->page = i == 1 ? 64 : 0;
+        p->ragged = i == 2;
+        plan[i] = compiled_plan(p, 0);
         form[i] = &((const cu_state *)plan[i]->state)->programs[CU_MAIN].form;
         assert_int_equal(form[i]->tile.groups, form[0]->tile.groups);
         assert_int_equal(form[i]->tile.keys, form[0]->tile.keys);
     }
     for (int i = 0; i < 3; i++)
         saccade_plan_destroy(plan[i]);
-    saccade_mod_destroy((saccade_mod *)p.mask);
-    saccade_mod_destroy((saccade_mod *)p.score);
+    saccade_mod_destroy((saccade_mod *)p->mask);
+    saccade_mod_destroy((saccade_mod *)p->score);
+    saccade_mod_destroy((saccade_mod *)p->weight);
+}
+
+static void tiles_of_one_piece(void **state)
+{
+    saccade_problem p;
+    (void)state;
+    saccade_problem_init(&p);
+    p.sizes = (saccade_sizes){.H = 2, .Hkv = 2, .D = 64, .Dv = 64};
+    p.mask = case_mod(SACCADE_MASK, "causal()");
+    p.score = case_mod(SACCADE_SCORE, spilling);
+    check_tiles(&p);
+    saccade_problem_init(&p);
+    p.sizes = (saccade_sizes){.H = 2, .Hkv = 2, .D = 256, .Dv = 256};
+    p.weight = case_mod(SACCADE_WEIGHT, "dropout(0.1)");
+    check_tiles(&p);
 }
 
 static void same_bits(void **state)

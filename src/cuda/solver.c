@@ -116,18 +116,18 @@ static saccade_status emit(cu_state *s, const plan_problem *p, saccade_error *er
     return status;
 }
 
-/* Whether programs may spill by what the user's text needs beside other things. Without a score
- * and with at most limits of rows none does (tests/t_cuda.c). */
-static int may_spill(const cu_state *s)
+/* Whether programs may spill by what the user's texts need beside other things. With at most
+ * limits of rows none does (tests/t_cuda.c). */
+static int may_spill(const cu_state *s, const plan_problem *p)
 {
-    return s->facts.score != CU_SCORE_NONE || s->facts.mask == CU_MASK_GENERAL;
+    return s->facts.score != CU_SCORE_NONE || s->facts.mask == CU_MASK_GENERAL || p->weight;
 }
 
 /* Some rows of a sequence have the bits of all, keys in pages those of keys in one piece, and
  * sequences side by side those of each alone. */
 static saccade_status compile(cu_state *s, const plan_problem *p, saccade_error *err)
 {
-    const int is_apart = p->has_rows || ((p->has_chunks || p->is_ragged) && may_spill(s));
+    const int is_apart = p->has_rows || ((p->has_chunks || p->is_ragged) && may_spill(s, p));
     if (!is_apart)
         return cu_compile_programs(s, p, err);
     plan_problem plain = *p;

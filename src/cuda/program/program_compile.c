@@ -323,8 +323,10 @@ saccade_status cu_compile_like(cu_state *s, const plan_problem *p, cu_state *oth
         if (chooses_form(s, (cu_program)i) && i != CU_EXACT)
             begin_like(&jobs[i], s, p, (cu_program)i, &other->programs[i]);
     status = end_job(&jobs[CU_MAIN], status, err);
-    if (status == SACCADE_OK)
-        begin_jobs(jobs, s, p, MAIN_TILE, 0, 1);
+    for (int i = 0; status == SACCADE_OK && i < CU_PROGRAMS; i++)
+        if (is_in((cu_program)i, MAIN_TILE))
+            begin_job(&jobs[i], s, p, (cu_program)i, 0,
+                      chooses_form(s, (cu_program)i) ? 1 : ALL_FORMS);
     status = end_jobs(jobs, MAIN_TILE, status, err);
     if (status == SACCADE_OK && chooses_form(s, CU_EXACT))
         begin_like(&jobs[CU_EXACT], s, p, CU_EXACT, &other->programs[CU_EXACT]);
