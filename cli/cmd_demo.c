@@ -149,7 +149,8 @@ static saccade_status run_row(demo *d, demo_row *row, saccade_error *err)
 {
     double seconds[RUNS], flops;
     run_report report;
-    cli_args args = {.q_file = d->q,
+    cli_args args = {.seed = -1,
+                     .q_file = d->q,
                      .k_file = d->k,
                      .v_file = d->v,
                      .out_file = d->o,

@@ -405,6 +405,13 @@ fi
 expect 1 check --problem 'b1 h2 q20 d8 f32' --mask 't[q + 1] > 0' --bind 't=i32[Q]:iota'
 grep -q 'index' err || bad "an index outside its tensor went unreported"
 
+# ---- demo: seconds, but under sanitizers ----
+if [ -z "${SACCADE_TEST_SHORT:-}" ]; then
+    expect 0 demo -o demo
+    says "document         GQA 8/2"
+    [ -s demo/index.html ] || bad "demo wrote no page"
+fi
+
 # ---- a lower level by the environment: last, for it stays ----
 if grep -qw avx2 /proc/cpuinfo 2>/dev/null; then
     SACCADE_LEVEL=portable
