@@ -187,7 +187,8 @@ def _gradients(entry, needs, d_out, d_lse, saved, sinks=(0, 0)):
     captures = slots.placed(given, saved[0].device.type) if slots else ()
     wanted = needs if slots is None else slots.by_name(needs)
     made, layout = gradients(entry.call, wanted, *saved[:5], d_out, d_lse, captures, sinks)
-    _keep_warm(entry, layout, needs, saved, d_out, captures)
+    if not sinks[0]:
+        _keep_warm(entry, layout, needs, saved, d_out, captures)
     if len(needs) == 3:
         return tuple(made)
     return *made[:3], *slots.as_captured(given, needs[3:], iter(made[3:]))
@@ -202,8 +203,6 @@ def _keep_warm(entry, layout, needs, saved, d_out, captures):
     """The next backward call of the same layout goes by the extension, if it can."""
     call = getattr(entry.call, "call", entry.call)  # of what drops weights: what it is for all
     if not layout.is_new or call.copies or d_out is None or d_out.stride(3) != 1:
-        return
-    if entry.call.sinks:
         return
     layout.is_new, run = False, None
     if entry.slots is None or None not in entry.slots.places:

@@ -20,6 +20,21 @@ def drawn_state(q):
     return torch.randint(2**62, (2,), dtype=torch.int64, device=q.device)
 
 
+def with_sinks(out, lse, sinks):
+    """out [B, H, Q, Ev] and lse [B, H, Q] of rows without sinks, with them: a row's out times
+    sigmoid(lse - sink). sinks: [H], or [B, H, Q] with 1 for B or Q, in the dtype of lse."""
+    sink = sinks.view(1, -1, 1) if sinks.dim() == 1 else sinks
+    sink = sink.masked_fill(sink == torch.inf, torch.nan)  # as the library counts it
+    is_dead = lse == -torch.inf
+    alive = lse.masked_fill(is_dead, 0.0)
+    more = alive - sink
+    least = torch.sigmoid(torch.where(more < 0, more, -more))  # of the two shares
+    kept = torch.where(more < 0, least, 1 - least)  # both to the last digit
+    kept = kept.masked_fill(is_dead, 0.0).unsqueeze(-1)
+    out = (out * kept).to(out.dtype)
+    return out, torch.where(is_dead, sink, torch.logaddexp(alive, sink))
+
+
 class CallBeside:
     """A call with its random numbers (state) and sinks, or None; all else is the call's."""
 

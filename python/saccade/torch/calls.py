@@ -127,8 +127,7 @@ _LEAST, SMALL = 1 << 20, 64 << 20
 class Call:
     """A runner for tensors of one layout: everything of the C arguments but addresses."""
 
-    # where seed and offset lie, of calls that drop weights, and sinks, of those that have them
-    dropout = sinks = 0
+    dropout = 0  # where seed and offset lie, of calls that drop weights
 
     def __init__(self, runner, q, k, v, want_lse, want_max, may_keep=True):
         self.runner, self.plan = runner, runner.plan.handle
@@ -236,7 +235,7 @@ class Call:
 class FakeCall:
     """Shapes and strides of the results, for tensors without data."""
 
-    of_mask, dropout, sinks, warm_backward = (), 0, 0, (None, None, None)
+    of_mask, dropout, warm_backward = (), 0, (None, None, None)
 
     def __init__(self, want_lse, want_max):
         self.lse, self.row_max = want_lse, want_max

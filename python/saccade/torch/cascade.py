@@ -86,9 +86,10 @@ class SharedPrefix:
             )
         shared = self._shared_lengths() if query.device.type == "cpu" else None
         if shared is not None:
-            self._check_present(shared, mask, key.shape[0])
-        if shared is not None and mask is not None:
-            self._check_seen(shared, mask, query.shape[1], key.shape[1])
+            found = None if mask is None else resolved(mask, "mask", "cpu")
+            self._check_present(shared, found, key.shape[0])
+            if found is not None:
+                self._check_seen(shared, found, query.shape[1], key.shape[1])
         if Q > 1:  # rows of all sequences at one stride
             query = query.transpose(1, 2).contiguous().transpose(1, 2)
         return cached_attention(
@@ -110,7 +111,7 @@ class SharedPrefix:
             return None
         return shared
 
-    def _check_present(self, shared, mask, pages):
+    def _check_present(self, shared, mask: Optional[Resolved], pages):
         """Raises for a page of -1 that holds shared keys, which all queries see, or with no
         mask or a causal one a sequence's own."""
         table = self.table.clone()
@@ -119,19 +120,17 @@ class SharedPrefix:
         others = torch.ones(self.B, dtype=torch.bool)
         others[first.long()] = False
         table[others[:, None] & of_shared] = 0  # not read
-        is_causal = mask is not None and is_causal_text(resolved(mask, "mask", "cpu"))
-        seen = self.lengths if mask is None or is_causal else shared
+        seen = self.lengths if mask is None or is_causal_text(mask) else shared
         keys = Keys("block_table", table, None, seen, self.page, pages)
         check_absent(keys, None, self.rows, False)
 
-    def _check_seen(self, shared, mask, H, Hkv):
+    def _check_seen(self, shared, mask: Resolved, H, Hkv):
         """Raises where the mask hides a shared key of a query."""
         first = self.lengths - self.rows
-        found = resolved(mask, "mask", "cpu")
-        if is_causal_text(found):
+        if is_causal_text(mask):
             seen = torch.minimum(shared, (first + 1).clamp(min=0)).tolist()
         else:
-            seen = self._seen(found, first, shared, (H, Hkv))
+            seen = self._seen(mask, first, shared, (H, Hkv))
         for b, (n, wanted) in enumerate(zip(seen, shared.tolist())):
             if n < wanted:
                 raise ValueError(

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from ..c.abi import BadValue
 from . import warm
 from .autograd import Slots, apply, node, out_of
-from .beside import Beside
+from .beside import Beside, with_sinks
 from .bounds import check_score
 from .calls import FakeCall, autocast, decoded, new_call
 from .checks import (
@@ -169,9 +169,11 @@ def run(
         if dropout or sinks is not None:
             found = Beside(found, q, dropout, sinks)
     except NoRows:
-        if sinks is not None:
-            raise
-        return of_no_rows(q, k, v, score_mod, want_lse, want_max)
+        if sinks is None:
+            return of_no_rows(q, k, v, score_mod, want_lse, want_max)
+        out, lse, row_max = of_no_rows(q, k, v, score_mod, True, want_max)
+        out, lse = with_sinks(out, lse, sinks)
+        return out, lse if want_lse else None, row_max
     except (AttributeError, RuntimeError):
         check_call(q, k, v, gqa)  # says what is wrong with them, if anything is
         raise

@@ -10,10 +10,10 @@ import torch
 from torch.autograd import forward_ad, profiler
 
 from . import active, flops, rules  # noqa: F401
+from .beside import with_sinks
 from .block_mask import BlockMask
 from .calls import new_call, stats_dtype
 from .checks import (
-    NoRows,
     backend_of,
     check_aux,
     check_call,
@@ -168,14 +168,11 @@ def flex_attention(
         check_dropout(dropout_p, _without_dropout())
     if sinks is not None:
         check_sinks(sinks, query)
-        return _with_sinks(
-            sinks,
-            AuxRequest(want_lse, want_max),
-            return_lse,
-            return_aux,
-            (query, key, value, score_mod, block_mask, scale, enable_gqa),
-            {"kernel_options": kernel_options, "dropout_p": dropout_p},
-        )
+        if not _takes_sinks(query):
+            given = query, key, value, score_mod, block_mask, scale, enable_gqa
+            options = {"kernel_options": kernel_options, "dropout_p": dropout_p}
+            made = _behind(sinks, want_max, given, options)
+            return _results(*made, return_lse, return_aux)
     if active.parallel is not None:
         return _over_ranks(
             query,
@@ -200,6 +197,8 @@ def flex_attention(
         call = transformed
     if dropout_p:
         call = functools.partial(call, dropout=float(dropout_p))
+    if sinks is not None:
+        call = functools.partial(call, sinks=sinks.to(stats_dtype(query)).resolve_neg())
     if not recorded and profiler._is_profiler_enabled:  # what is recorded shows its operators
         call = functools.partial(_profiled, call)
     out, lse, row_max = call(
@@ -214,9 +213,7 @@ def flex_attention(
         want_max,
         enable_gqa,
     )
-    if return_aux is not None:
-        return out, AuxOutput(lse, row_max)
-    return (out, lse) if return_lse else out
+    return _results(out, lse, row_max, return_lse, return_aux)
 
 
 def _profiled(call, *given, **options):
@@ -239,75 +236,29 @@ def _without_dropout():
     return "forward mode (torch.autograd.forward_ad)" if is_forward else ""
 
 
-def _with_sinks(sinks, wanted, return_lse, return_aux, given, options):
-    """Sinks are given to the run where it can have them, else added to what it makes."""
-    out, lse, row_max = (_in_run if _runs_here(given) else _behind)(
-        sinks, wanted, given, options
-    )
-    if return_aux is not None:
-        return out, AuxOutput(lse if wanted.lse else None, row_max)
-    return (out, lse) if return_lse else out
-
-
-def _runs_here(given):
+def _takes_sinks(query):
     """Whether a call is run, as it is and by the library's own kernels: the reference's
     gradients have a derivative too, which sinks in the run have not."""
-    query = given[0]
     return (
         type(query) is torch.Tensor
         and query.device.type in ("cpu", "cuda")
         and query.dtype is not torch.float64
         and active.parallel is None
-        and not (is_recorded() or _is_transformed())
-        and forward_ad._current_level < 0
+        and not (is_recorded() or active.has_rates())
     )
 
 
-def _in_run(sinks, wanted, given, options):
-    query, key, value, score_mod, block_mask, scale, enable_gqa = given
-    call = run
-    if profiler._is_profiler_enabled:
-        call = functools.partial(_profiled, run)
-    try:
-        return call(
-            query,
-            key,
-            value,
-            score_mod,
-            block_mask,
-            scale,
-            options["kernel_options"],
-            wanted.lse,
-            wanted.max_scores,
-            enable_gqa,
-            float(options["dropout_p"]),
-            sinks.to(stats_dtype(query)).resolve_neg(),
-        )
-    except NoRows:
-        return _behind(sinks, wanted, given, options)
+def _behind(sinks, want_max, given, options) -> tuple[Any, Any, Any]:
+    """(out, lse, row maxima) with sinks added to what a run without them makes."""
+    out, aux = flex_attention(*given, return_aux=AuxRequest(True, want_max), **options)
+    return *with_sinks(out, aux.lse, sinks.to(aux.lse.dtype)), aux.max_scores
 
 
-def _behind(sinks, wanted, given, options):
-    """What a row is without its sink, times sigmoid(lse - sink)."""
-    out, aux = flex_attention(
-        *given, return_aux=AuxRequest(True, wanted.max_scores), **options
-    )
-    sink = sinks.to(aux.lse.dtype)
-    sink = sink.view(1, -1, 1) if sink.dim() == 1 else sink
-    return *with_sinks(out, aux.lse, sink), aux.max_scores
-
-
-def with_sinks(out, lse, sink):
-    """out and lse of rows [..., Ev] and [...], with a logit for each, which spreads to lse."""
-    sink = sink.masked_fill(sink == torch.inf, torch.nan)  # as the library counts it
-    is_dead = lse == -torch.inf
-    alive = lse.masked_fill(is_dead, 0.0)
-    more = alive - sink
-    least = torch.sigmoid(torch.where(more < 0, more, -more))  # of the two shares
-    kept = torch.where(more < 0, least, 1 - least)  # both to the last digit
-    kept = kept.masked_fill(is_dead, 0.0).unsqueeze(-1)
-    out = (out * kept).to(out.dtype)
-    return out, torch.where(is_dead, sink, torch.logaddexp(alive, sink))
+def _results(out, lse, row_max, return_lse, return_aux):
+    """Of what there is what was asked for."""
+    if return_aux is None:
+        return (out, lse) if return_lse else out
+    return out, AuxOutput(lse if return_aux.lse else None, row_max)
 
 
 @torch.compiler.disable
@@ -339,9 +290,7 @@ def _over_ranks(
     if return_aux is not None and return_aux.max_scores:
         raise NotImplementedError("max_scores: not to be had over ranks")
     out, lse = active.parallel.attention(q, k, v, score_mod, block_mask, scale, enable_gqa)
-    if return_aux is not None:
-        return out, AuxOutput(lse if return_aux.lse else None, None)
-    return (out, lse) if return_lse else out
+    return _results(out, lse, None, return_lse, return_aux)
 
 
 def explain(

@@ -9,8 +9,8 @@ import torch
 
 from ..c import abi, objects
 from .autograd import Slots, check_rates
-from .beside import drawn_state
 from .batched import gradients_of_each, is_batched
+from .beside import drawn_state
 from .calls import autocast, stats_dtype, weight_of
 from .checks import (
     MOST_ROWS,
