@@ -111,6 +111,8 @@ bool cli_parse_real(const char *text, double *out);
 /* "128" or "128x64"; NULL gives 128x128. */
 saccade_status cli_parse_block(const char *text, int32_t *block_q, int32_t *block_kv,
                                saccade_error *err);
+/* Whether --block has a mask to cut. */
+saccade_status cli_check_block(const cli_args *args, saccade_error *err);
 /* Whether --at-b and --at-h are within these sizes. */
 saccade_status cli_check_at(const cli_args *args, const saccade_sizes *sizes,
                             saccade_error *err);

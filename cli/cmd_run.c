@@ -88,9 +88,7 @@ static saccade_status check_used(const cli_args *args, saccade_error *err)
 {
     CLI_FAIL_IF(args->seed >= 0 && !args->weight, SACCADE_EINVAL, "--seed",
                 "got it without --weight, expected what it is the seed of");
-    CLI_FAIL_IF(args->block && !args->mask, SACCADE_EINVAL, "--block",
-                "got it without --mask, expected a mask to cut into blocks");
-    return SACCADE_OK;
+    return cli_check_block(args, err);
 }
 
 saccade_status run_files(const cli_args *args, run_report *report, saccade_error *err)

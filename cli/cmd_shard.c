@@ -109,8 +109,7 @@ static saccade_status read_masks(const cli_args *args, const saccade_sizes *size
 {
     CLI_FAIL_IF(!args->mask && (args->also.n || args->layers), SACCADE_EINVAL, "--mask",
                 "got nothing, expected a text before other masks and layers");
-    CLI_FAIL_IF(!args->mask && args->block, SACCADE_EINVAL, "--block",
-                "got it without --mask, expected a mask to cut into blocks");
+    CLI_TRY(cli_check_block(args, err));
     if (args->mask)
         CLI_TRY(add_mask(args, sizes, context, args->mask,
                          args->layers ? (int32_t)args->layers : 1, m, err));

@@ -325,6 +325,7 @@ static saccade_status check_indices(const job *j, const saccade_mod *mod, const 
                  err);
 }
 
+/* Of a score of several texts that fails one of them may say alone where. */
 saccade_status job_check_indices(const job *j, saccade_error *err)
 {
     saccade_status status = SACCADE_OK;

@@ -312,6 +312,13 @@ saccade_status cli_parse_block(const char *text, int32_t *block_q, int32_t *bloc
     return SACCADE_OK;
 }
 
+saccade_status cli_check_block(const cli_args *args, saccade_error *err)
+{
+    CLI_FAIL_IF(args->block && !args->mask, SACCADE_EINVAL, "--block",
+                "got it without --mask, expected a mask to cut into blocks");
+    return SACCADE_OK;
+}
+
 saccade_status cli_check_at(const cli_args *args, const saccade_sizes *sizes,
                             saccade_error *err)
 {
