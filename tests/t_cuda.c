@@ -2,6 +2,7 @@
  * and sm_80 without spills, the cache. Parts that find no NVRTC skip, and say so. With a GPU:
  * t_cuda_device.c and t_cuda_devices.c. */
 #include "support/chunk_case.h"
+#include "support/device_case.h"
 #include "support/short_run.h"
 
 #include "saccade_dist.h"
@@ -363,18 +364,6 @@ static void halves_of_decode_fit(void **state)
 
 /* ---- text and compilation ---- */
 
-static int has_compiler(void)
-{
-    cu_image image;
-    saccade_error err = {0};
-    const cu_source none[] = {
-        {"cfg.cuh", "#define CFG_SM 80\n#define CFG_D 16\n#define CFG_E 16\n"}};
-    if (cu_compile("careful.cu", none, 1, "sm_80", &image, &err) == SACCADE_OK)
-        free(image.code);
-    return strstr(err.message, "not found")
-           == NULL; /* else it failed on the text, as it must */
-}
-
 static saccade_plan *plan_for(const char *score, const char *mask, int D, saccade_dtype dtype,
                               const char *arch)
 {
@@ -429,10 +418,7 @@ static void check_programs(int variant, int D, saccade_dtype dtype, const char *
 static void no_spills(void **state)
 {
     (void)state;
-    if (!has_compiler()) {
-        print_message("no NVRTC on this machine: nothing compiled\n");
-        skip();
-    }
+    skip_without_nvrtc();
     /* The others than bf16 on sm_90a: in thorough runs, else every fourth variant from here. */
     static const int rest[4] = {0, 3, 0, 2};
     for (int i = 0; i < VARIANTS; i++) {
@@ -448,10 +434,7 @@ static void no_spills(void **state)
 static void programs_of_pairs(void **state)
 {
     (void)state;
-    if (!has_compiler()) {
-        print_message("no NVRTC on this machine: nothing compiled\n");
-        skip();
-    }
+    skip_without_nvrtc();
     for (int n = 0; n < 4; n++) {
         saccade_plan *plan = plan_for(NULL, n == 3 ? "causal()" : NULL, n == 1 ? 128 : 64,
                                       n == 2 ? SACCADE_F16 : SACCADE_BF16, "sm_90a");
@@ -475,10 +458,7 @@ static void expect_no_spills(const cu_state *s, const saccade_problem *p)
 static void programs_of_chunks(void **state)
 {
     (void)state;
-    if (!has_compiler()) {
-        print_message("no NVRTC on this machine: nothing compiled\n");
-        skip();
-    }
+    skip_without_nvrtc();
     for (int i = 0; i < 6; i++) {
         saccade_problem p;
         if (i % 3 == 1 && !is_thorough_run())
@@ -514,10 +494,7 @@ static void programs_of_rows(void **state)
                 {"causal()", "softcap(20)", "sm_90a", 128},
                 {"causal()", "alibi()", "sm_80", 64}};
     (void)state;
-    if (!has_compiler()) {
-        print_message("no NVRTC on this machine: nothing compiled\n");
-        skip();
-    }
+    skip_without_nvrtc();
     for (size_t i = 0; i < (is_thorough_run() ? sizeof rows / sizeof rows[0] : 2); i++) {
         saccade_error err = {0};
         saccade_plan *plan = NULL;
@@ -617,10 +594,7 @@ static void rows_amid_a_tile(void **state)
     saccade_shard_options o;
     saccade_shard_plan *shards;
     (void)state;
-    if (!has_compiler()) {
-        print_message("no NVRTC on this machine: nothing compiled\n");
-        skip();
-    }
+    skip_without_nvrtc();
     saccade_problem_init(&p);
     p.sizes = (saccade_sizes){.H = 1, .Hkv = 1, .D = 64, .Dv = 64};
     p.dtype = SACCADE_BF16;
@@ -656,10 +630,7 @@ static void programs_of_ragged_runs(void **state)
 {
     static const char *const masks[] = {"causal()", NULL, "(q + kv) % 3 != 1"};
     (void)state;
-    if (!has_compiler()) {
-        print_message("no NVRTC on this machine: nothing compiled\n");
-        skip();
-    }
+    skip_without_nvrtc();
     for (int i = 0; i < (is_short_run() ? 1 : is_thorough_run() ? 5 : 3); i++) {
         saccade_problem p;
         saccade_plan *plan;
@@ -689,10 +660,7 @@ static void decode_of_codes(void **state)
 {
     static const saccade_dtype codes[] = {SACCADE_E4M3, SACCADE_I4, SACCADE_E4M3};
     (void)state;
-    if (!has_compiler()) {
-        print_message("no NVRTC on this machine: nothing compiled\n");
-        skip();
-    }
+    skip_without_nvrtc();
     for (int i = 0; i < (is_short_run() ? 1 : is_thorough_run() ? 3 : 2); i++) {
         saccade_error err = {0};
         saccade_plan *plan;
@@ -726,10 +694,7 @@ static void programs_of_pages(void **state)
     saccade_problem p;
     char *text = NULL;
     (void)state;
-    if (!has_compiler()) {
-        print_message("no NVRTC on this machine: nothing compiled\n");
-        skip();
-    }
+    skip_without_nvrtc();
     saccade_problem_init(&p);
     p.sizes = (saccade_sizes){.H = 4, .Hkv = 2, .D = 128, .Dv = 128};
     p.dtype = SACCADE_BF16;
@@ -754,10 +719,7 @@ static void programs_of_f32_results(void **state)
         const char *arch;
     } rows[] = {{128, 128, SACCADE_BF16, "sm_90a"}, {40, 17, SACCADE_F16, "sm_80"}};
     (void)state;
-    if (!has_compiler()) {
-        print_message("no NVRTC on this machine: nothing compiled\n");
-        skip();
-    }
+    skip_without_nvrtc();
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         saccade_error err = {0};
         saccade_plan *plan;
@@ -790,10 +752,7 @@ static void programs_of_sinks(void **state)
                 {64, SACCADE_F16, SACCADE_F16, "sm_90a"},
                 {64, SACCADE_F32, SACCADE_F32, "sm_80"}};
     (void)state;
-    if (!has_compiler()) {
-        print_message("no NVRTC on this machine: nothing compiled\n");
-        skip();
-    }
+    skip_without_nvrtc();
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         saccade_error err = {0};
         saccade_plan *plan;
@@ -821,10 +780,7 @@ static void programs_of_sinks(void **state)
 static void no_spills_in_wide_heads(void **state)
 {
     (void)state;
-    if (!has_compiler()) {
-        print_message("no NVRTC on this machine: nothing compiled\n");
-        skip();
-    }
+    skip_without_nvrtc();
     for (int i = 1; i < VARIANTS; i += 2)
         check_programs(i, 256, i & 2 ? SACCADE_BF16 : SACCADE_F16, "sm_80", 0);
 }
@@ -834,10 +790,7 @@ static void peak_compiles(void **state)
 {
     static const char *const archs[] = {"sm_90a", "sm_80"};
     (void)state;
-    if (!has_compiler()) {
-        print_message("no NVRTC on this machine: nothing compiled\n");
-        skip();
-    }
+    skip_without_nvrtc();
     for (int i = 0; i < 2; i++) {
         cu_image image;
         saccade_error err = {0};
@@ -996,10 +949,7 @@ static void programs_of_a_plan(void **state)
         {"sm_80", {[CU_MAIN] = 1, [CU_EXACT] = 1, [CU_CAREFUL] = 1}},
     };
     (void)state;
-    if (!has_compiler()) {
-        print_message("no NVRTC on this machine: no programs to look at\n");
-        skip();
-    }
+    skip_without_nvrtc();
     for (int i = 0; i < 2; i++) {
         char *text = NULL;
         saccade_plan *plan =
@@ -1021,10 +971,7 @@ static void programs_of_a_plan(void **state)
 static void second_plan_is_cached(void **state)
 {
     (void)state;
-    if (!has_compiler()) {
-        print_message("no NVRTC on this machine: no cache to look at\n");
-        skip();
-    }
+    skip_without_nvrtc();
     for (int i = 0; i < 2; i++) {
         saccade_plan *plan =
             plan_for("score + 0.25", "q >= kv + 3", 64, SACCADE_BF16, "sm_90a");
@@ -1062,10 +1009,11 @@ static void part_tiles_fit(void **state)
 static void programs_of_invariant_runs(void **state)
 {
     (void)state;
-    if (!has_compiler() || !is_thorough_run()) {
-        print_message("no NVRTC on this machine, or not asked to be thorough\n");
+    if (!is_thorough_run()) {
+        print_message("not asked to be thorough\n");
         skip();
     }
+    skip_without_nvrtc();
     for (int i = 0; i < 4; i++) {
         saccade_error err = {0};
         saccade_plan *plan;
@@ -1104,10 +1052,7 @@ static void programs_of_invariant_runs(void **state)
 static void workspace_grows_with_the_batch(void **state)
 {
     (void)state;
-    if (!has_compiler()) {
-        print_message("no NVRTC on this machine: no plan to ask\n");
-        skip();
-    }
+    skip_without_nvrtc();
     saccade_plan *plan = plan_for("score + 0.25", "q >= kv + 3", 64, SACCADE_BF16, "sm_90a");
     size_t before = 0;
     for (int64_t B = 1; B <= 1 << 14; B *= 2) {

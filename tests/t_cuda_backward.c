@@ -128,18 +128,6 @@ static void few_blocks_take_two_kernels(void **state)
 
 /* ---- compilation ---- */
 
-static int has_compiler(void)
-{
-    cu_image image;
-    saccade_error err = {0};
-    if (cu_compile_peak("sm_80", &image, &err) == SACCADE_OK) {
-        free(image.code);
-        return 1;
-    }
-    print_message("no NVRTC on this machine: nothing compiled\n");
-    return 0;
-}
-
 /* A derived problem, without forward's programs. */
 static saccade_plan *plan_for(const char *score, const char *mask, int D, int E,
                               saccade_dtype dtype)
@@ -249,8 +237,7 @@ static void check_instance(int i, saccade_dtype dtype, const char *arch, int is_
 static void no_spills(void **state)
 {
     (void)state;
-    if (!has_compiler())
-        skip();
+    skip_without_nvrtc();
     check_instance(0, SACCADE_F32, "sm_80", 0);
     check_instance(1, SACCADE_F32, "sm_90a", 0);
     for (int i = 0; i < INSTANCES; i++) {
@@ -399,8 +386,7 @@ static void plan_of_gradients(void **state)
     static const char *const names[] = {"tiles", "plain", "prepare", "finish"};
     const saccade_sizes more = {2, 4, 2, 1000, 2000, 64, 64}, few = {1, 4, 2, 10, 20, 64, 64};
     (void)state;
-    if (!has_compiler())
-        skip();
+    skip_without_nvrtc();
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         saccade_error err = {0};
         saccade_plan *plan;

@@ -1151,13 +1151,8 @@ static void compile_only(void **state)
     static const cu_term diagonal[3] = {CU_TERM_DIAGONAL};
     static const cu_term line[3] = {CU_TERM_LINE};
     static const cu_term keys[2][3] = {{CU_TERM_KEY}, {CU_TERM_ROW, CU_TERM_KEY}};
-    cu_image image;
     (void)state;
-    if (cu_compile_peak("sm_80", &image, NULL) != SACCADE_OK) {
-        print_message("no NVRTC on this machine: nothing compiled\n");
-        skip();
-    }
-    free(image.code);
+    skip_without_nvrtc();
     compile_one(&cases[2], AS_SAID, "sm_90a", CU_BWD_CAPTURES, NULL);
     compile_one(&cases[16], AS_SAID, "sm_80", CU_BWD_CAPTURES, NULL);
     compile_one(&cases[9], IN_F32, "sm_90a", CU_BWD_CAPTURES, NULL);

@@ -358,16 +358,10 @@ static void random_plan(uint64_t seed)
     strbuf_free(&w.text);
 }
 
-static void skip_without_compiler(void)
-{
-    if (!has_nvrtc())
-        skip();
-}
-
 static void known_scores_compile(void **state)
 {
     (void)state;
-    skip_without_compiler();
+    skip_without_nvrtc();
     for (int i = 0; i < 2 * KNOWN; i++)
         compile(known[i / 2].problem, known[i / 2].score, NULL, i & 1 ? "sm_80" : "sm_90a",
                 i & 1 ? FORWARD : GRADIENTS, known[i / 2].score);
@@ -379,7 +373,7 @@ static void random_scores_compile(void **state)
     const int n = plans ? atoi(plans) : is_short_run() ? 4 : 16;
     const uint64_t first = seed ? strtoull(seed, NULL, 0) : 1;
     (void)state;
-    skip_without_compiler();
+    skip_without_nvrtc();
     for (int i = 0; i < n; i++)
         random_plan(first + (uint64_t)i);
 }

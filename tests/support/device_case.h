@@ -43,7 +43,8 @@ typedef struct device_case {
 } device_case;
 
 int has_device(void); /* or says that there is none */
-int has_nvrtc(void);  /* likewise */
+/* Skips the test where there is no NVRTC, and says so. */
+void skip_without_nvrtc(void);
 /* Fails the test where a CUDA program without a mod does not compile, or spills, for sm_80 or
  * this one; skips it where there is no NVRTC. */
 void expect_program_compiles(const char *file, const char *arch);
