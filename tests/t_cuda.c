@@ -170,6 +170,67 @@ static void small_tiles_fit(void **state)
     assert_false(cu_pair_choice(256, 64, 0, &tile));
 }
 
+/* Whatever number of keys stays in shared memory, a few pieces hold it. */
+static void keys_that_stay_fit(void **state)
+{
+    cu_tile tile;
+    (void)state;
+    for (int D = 16; D <= 128; D += 16)
+        for (int KV = 1; KV <= FEW_KEYS; KV++)
+            for (int rung = 0; cu_few_choice(D, D, KV, rung, &tile); rung++) {
+                assert_true(tile.keys * tile.stages >= KV
+                            && tile.keys * tile.stages < KV + 16 * tile.stages);
+                assert_int_equal(tile.keys % 16, 0);
+                assert_in_range(cu_few_buffers(&tile, D, D), 1, 2);
+                assert_true(cu_few_shared(&tile, 3, D, D) <= cu_shared_most(90));
+            }
+    assert_false(cu_few_choice(64, 64, 0, 0, &tile)); /* a plan for any number */
+    assert_false(cu_few_choice(64, 64, FEW_KEYS + 1, 0, &tile));
+    assert_false(cu_few_choice(64, 144, 77, 0, &tile));
+}
+
+/* Fewer scores than other small tiles compute, and a head of several tiles. */
+static void keys_that_stay_pay(void **state)
+{
+    static const struct {
+        int D, group, Q, KV, pays;
+    } rows[] = {{64, 1, 4096, 77, 1}, {64, 1, 4096, 128, 0}, {64, 1, 4096, 64, 0},
+                {40, 1, 4096, 64, 1}, {64, 1, 197, 197, 1},  {64, 1, 192, 77, 0},
+                {64, 4, 64, 77, 1},   {128, 1, 4096, 160, 1}};
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        const int D = rows[i].D;
+        const saccade_sizes s = {2, 8 * rows[i].group, 8, rows[i].Q, rows[i].KV, D, D};
+        cu_tile few, small;
+        assert_true(cu_few_choice(cu_padded(D), cu_padded(D), rows[i].KV, 0, &few));
+        assert_true(cu_small_choice(cu_padded(D), cu_padded(D), 0, 0, &small));
+        assert_int_equal(cu_few_pays(&few, &small, D, &s), rows[i].pays);
+    }
+}
+
+/* Decode where it is bound by the keys that it reads, tiles where spans would read them again
+ * and again or are so short that their ends count (figures of lab 137). */
+static void decode_pays(void **state)
+{
+    static const struct {
+        saccade_sizes s;
+        int pays, beside_large;
+    } rows[] = {{{8, 32, 8, 1, 8192, 128, 128}, 1, 1},  {{48, 32, 8, 1, 700, 128, 128}, 1, 1},
+                {{64, 12, 12, 64, 64, 64, 64}, 0, 0},   {{48, 12, 12, 64, 8192, 64, 64}, 0, 0},
+                {{48, 12, 12, 1, 64, 64, 64}, 0, 1},    {{48, 32, 8, 16, 8192, 128, 128}, 0, 0},
+                {{8, 64, 8, 8, 8192, 128, 128}, 1, 1},  {{2, 12, 12, 64, 8192, 64, 64}, 1, 1},
+                {{8, 16, 16, 33, 2048, 128, 128}, 0, 0}};
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        const int D = (int)rows[i].s.D;
+        cu_tile small, large;
+        assert_true(cu_small_choice(D, D, 0, 0, &small));
+        assert_true(cu_tile_choice(CU_SM90, D, D, SACCADE_BF16, 0, &large));
+        assert_int_equal(cu_decode_pays(132, &small, 1, &rows[i].s), rows[i].pays);
+        assert_int_equal(cu_decode_pays(132, &large, 0, &rows[i].s), rows[i].beside_large);
+    }
+}
+
 /* Pairs where three teams need as many rounds, if walks are long. */
 static void pairs_pay(void **state)
 {
@@ -452,6 +513,45 @@ static void expect_no_spills(const cu_state *s, const saccade_problem *p)
         if (s->programs[n].image.report.spill_bytes)
             fail_msg("%s, d%lld, %s: %d bytes spilled", cu_program_kinds[n].name,
                      (long long)p->sizes.D, p->arch, s->programs[n].image.report.spill_bytes);
+}
+
+/* Plans that say how many keys there are have a program that keeps them, which neither spills
+ * nor waits. */
+static void programs_of_keys_that_stay(void **state)
+{
+    static const struct {
+        int D, KV;
+        saccade_dtype dtype;
+        const char *score, *mask;
+        int is_there;
+    } rows[] = {{64, 77, SACCADE_BF16, NULL, NULL, 1},
+                {64, 257, SACCADE_BF16, NULL, NULL, 0},
+                {128, 256, SACCADE_F16, NULL, NULL, 1},
+                {40, 96, SACCADE_BF16, "alibi()", NULL, 1},
+                {80, 160, SACCADE_BF16, "softcap(20)", NULL, 1},
+                {64, 77, SACCADE_BF16, NULL, "causal()", 0}};
+    (void)state;
+    skip_without_nvrtc();
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        saccade_problem p;
+        saccade_plan *plan = NULL;
+        saccade_problem_init(&p);
+        p.sizes = (saccade_sizes){
+            .H = 4, .Hkv = 2, .KV = rows[i].KV, .D = rows[i].D, .Dv = rows[i].D};
+        p.dtype = rows[i].dtype;
+        p.backend = "cuda";
+        p.arch = "sm_90a";
+        p.score = rows[i].score ? case_mod(SACCADE_SCORE, rows[i].score) : NULL;
+        p.mask = rows[i].mask ? case_mod(SACCADE_MASK, rows[i].mask) : NULL;
+        assert_int_equal(saccade_plan_create(NULL, &p, &plan, NULL), SACCADE_OK);
+        const cu_loaded *few = &((const cu_state *)plan->state)->programs[CU_FEW];
+        assert_int_equal(few->image.code != NULL, rows[i].is_there);
+        assert_int_equal(few->rung, 0);
+        expect_no_spills(plan->state, &p);
+        saccade_plan_destroy(plan);
+        saccade_mod_destroy((saccade_mod *)p.score);
+        saccade_mod_destroy((saccade_mod *)p.mask);
+    }
 }
 
 /* Keys in chunks: programs for any GPU, none of which spills. */
@@ -1092,8 +1192,12 @@ int main(int argc, char **argv)
         cmocka_unit_test(f32_tiles_fit),
         cmocka_unit_test(small_tiles_fit),
         cmocka_unit_test(small_tiles_pay),
+        cmocka_unit_test(keys_that_stay_fit),
+        cmocka_unit_test(keys_that_stay_pay),
+        cmocka_unit_test(decode_pays),
         cmocka_unit_test(pairs_pay),
         cmocka_unit_test(programs_of_pairs),
+        cmocka_unit_test(programs_of_keys_that_stay),
         cmocka_unit_test(part_tiles_fit),
         cmocka_unit_test(decode_tiles_fit),
         cmocka_unit_test(decode_clusters_fit),

@@ -213,6 +213,37 @@ static void pairs(void **state)
     assert_int_equal(n_bad, 0);
 }
 
+/* Heads whose keys stay in shared memory: every number of pieces and of buffers, KV heads that
+ * several CTAs share or that change within one, batches with few keys or none, rows that have
+ * to be made again. */
+static void keys_that_stay(void **state)
+{
+    static const char *const problems[] = {
+        "b2 h5 q300 kv77 d64 bf16",         "b3 h8/2 q130 kv77 d40 bf16",
+        "b2 h3 q500 kv200 d64 f16",         "b1 h2 q700 kv256 d128 bf16",
+        "b2 h6/3 q257 kv150 d72 dv40 bf16", "b40 h12/4 q200 kv5 d128 f16",
+        "b2 h4/2 q140 kv240 d16 dv120 bf16"};
+    static const char *const scores[] = {NULL, "alibi()", "score + h_scale[h]", NULL};
+    int n_bad = 0;
+    (void)state;
+    if (!has_device())
+        skip();
+    setenv("SACCADE_CUDA_TILES", "small", 1);
+    for (size_t i = 0; i < sizeof problems / sizeof problems[0]; i++)
+        for (int data = 0; data < CASE_DATA; data++) {
+            const forward_case c = {.problem = problems[i],
+                                    .score = scores[(i + (size_t)data) % 4],
+                                    .data = (case_data)data,
+                                    .kv_len = data % 3 == 1 ? 2 : 0,
+                                    .scale = data % 4 == 3 ? -0.2f : 0};
+            n_bad += !device_case_holds(&c, &native);
+        }
+    unsetenv("SACCADE_CUDA_TILES");
+    for (size_t i = 0; i < 3; i++)
+        n_bad += !device_case_holds(&(forward_case){.problem = problems[i]}, &native);
+    assert_int_equal(n_bad, 0);
+}
+
 /* Scores so large that rounding them in log2 units is powers of two, and so low, as biases that
  * stand for masks are, that they would be infinite there: rows of nothing else are means of V.
  */
@@ -740,6 +771,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(f32),
         cmocka_unit_test(climbs),
         cmocka_unit_test(pairs),
+        cmocka_unit_test(keys_that_stay),
         cmocka_unit_test(placements),
         cmocka_unit_test(operations),
         cmocka_unit_test(graphs),

@@ -113,6 +113,20 @@ static int small_form(const cu_state *s, const plan_problem *p, int rung, cu_for
     return 0;
 }
 
+/* A plan has it that says how many keys there are: what registers hold of scores follows from
+ * that. */
+static int few_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
+{
+    const int D = cu_padded(p->sizes.D), E = cu_padded(p->sizes.Dv);
+    const int is_small = small_form(s, p, 0, out);
+    const int is_lazy = out->tile.is_lazy;
+    const int has_tile = is_small && s->facts.mask == CU_MASK_NONE && !cu_has_shares(&s->facts)
+                         && cu_few_choice(D, E, p->sizes.KV, rung, &out->tile);
+    out->tile.is_lazy = is_lazy;
+    out->buffers = has_tile ? cu_few_buffers(&out->tile, D, E) : 0;
+    return has_tile;
+}
+
 static int pair_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
 {
     const int is_plain = small_form(s, p, 0, out) && out->tile.is_lazy;
@@ -191,6 +205,16 @@ const cu_program_kind cu_program_kinds[CU_PROGRAMS] = {
                   .wants_alignment = 1,
                   .runs = CU_WITHOUT_MAXIMA,
                   .shared = tile_shared},
+    [CU_FEW] = {.name = "few keys",
+                .operation = CU_OP_SMALL,
+                .kernel = {"fwd_few"},
+                .choose = few_form,
+                .write = cu_write_forward,
+                .is_optional = 1,
+                .may_be_lazy = 1,
+                .wants_alignment = 1,
+                .runs = CU_WITHOUT_MAXIMA,
+                .shared = tile_shared},
     [CU_PAIR] = {.name = "pair",
                  .operation = CU_OP_SMALL,
                  .kernel = {"fwd_small"},

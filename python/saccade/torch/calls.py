@@ -16,6 +16,18 @@ from .warm import NOTHING, result, room_of, run_of
 # Up to so many keys plans on CUDA have kernels for the gradients of many short sequences
 # (docs/cuda.md); one plan for all such lengths.
 _FEW_KEYS = 320
+# And up to the last of these kernels of forward that hold all keys of a head, for each of these
+# numbers: from so many queries on, since caches that grow key by key have fewer.
+_HELD_KEYS = (32, 48, 64, 80, 96, 128, 160, 192, 240, 256)
+_HELD_QUERIES = 65
+
+
+def _hints(queries, keys, mask):
+    """Numbers of keys that a plan is made for, without gradients and with; 0: any number."""
+    held = 0
+    if keys and queries >= _HELD_QUERIES and not mask:
+        held = next((n for n in _HELD_KEYS if n >= keys), 0)
+    return held, held or (_FEW_KEYS if keys <= _FEW_KEYS else 0)
 
 
 class Runner:
@@ -62,8 +74,7 @@ class Runner:
             handle.mod if handle else None,
             backend,
         )
-        is_short = backend == "cuda" and k.shape[2] <= _FEW_KEYS
-        self.short = _FEW_KEYS if is_short else 0
+        self.hints = _hints(Q, k.shape[2], handle) if backend == "cuda" else (0, 0)
         self.mask, self.device = handle, q.get_device()
         try:
             self.plan = self.plan_for(needs)
@@ -82,7 +93,7 @@ class Runner:
         bits |= abi.GRADIENT_SINKS if trains_sinks else 0
         wanted = tuple(n for n, w in zip(self.names, needs[3:]) if w)
         bits |= abi.GRADIENT_CAPTURES if wanted else 0
-        hint = self.short if bits else 0
+        hint = self.hints[1 if bits else 0]
         made = objects.plan(*self.problem, bits, wanted, self.more, KV=hint)
         if self.mask:
             self.mask.prepare(made, self.device)

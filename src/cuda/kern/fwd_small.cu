@@ -17,7 +17,7 @@
 #include "wgmma.cuh"
 #include "kv.cuh"
 #include "block90.cuh"
-#include "careful.cuh"
+#include "small_rows.cuh"
 #include "small_team.cuh"
 #include "small_walk.cuh"
 
@@ -172,49 +172,14 @@ DEVICE void consume_tile(const arena &sm, progress &done, const cu_fwd &p, const
                          piece x, int team)
 {
     consumer c;
-    float o[O_COUNT], inv[2];
-    int id = x.tile;
-    tile begin = tile_at(p, id, ROWS);
-    rows_begin(c.rows);
-    rows_place(c.at, p, mod, begin);
-    c.unit = score_unit(p);
-#if SCORE_TANH
-    c.large = 0;
-#endif
-#pragma unroll
-    for (int i = 0; i < O_COUNT; i++)
-        o[i] = 0.f;
+    float o[O_COUNT];
+    begin_rows(c, p, mod, tile_at(p, x.tile, ROWS), o);
     if (x.flags & PIECE_EMPTY) {
         release(sm, done.n++);
     } else {
         walk_keys(sm, done, c, p, mod, x, team, o);
     }
-    /* The tile's place is computed again, for keeping it would cost the loop registers. */
-    asm volatile("" : "+r"(id));
-    tile end = tile_at(p, id, ROWS);
-    int is_lost = rows_end(c.rows, p, end, o, inv);
-    rows_store(p, end, o, inv);
-    if (is_lost) {
-        if ((threadIdx.x & 31) == 0)
-            p.flags[id * 4 + group_of_thread()] = done.lost;
-        done.lost = id;
-    }
-    __syncwarp(); /* else ptxas takes the warp for divergent, and waits for each product */
-}
-
-/* 4. Rows that came out not finite, in plain f32 by the warp that made them. */
-DEVICE void redo_rows(const cu_fwd &p, const mod_args &mod, int id)
-{
-    __syncwarp();
-#pragma unroll 1
-    while (id >= 0) {
-        tile t = tile_at(p, id, ROWS);
-        int first = t.row0 + group_of_thread() * 16;
-#pragma unroll 1
-        for (int m = first; m < min(first + 16, p.M); m++)
-            redo_row(p, mod, t, m);
-        id = *(volatile int *)&p.flags[id * 4 + group_of_thread()];
-    }
+    end_rows(c, p, x.tile, o, done.lost);
 }
 
 DEVICE void consume(const arena &sm, const cu_fwd &p, const mod_args &mod, int team)

@@ -5,7 +5,7 @@
 
 struct progress {
     u32 n, q; /* loads of K or V, and of Q, that are used up */
-    int lost; /* the last tile with rows to make again, in a chain through p.flags; or -1 */
+    int lost; /* see small_rows.cuh */
 #if CFG_SHARES
     u32 shared; /* blocks of shared values made */
 #endif

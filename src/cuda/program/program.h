@@ -42,34 +42,35 @@ typedef enum cu_operation {
 
 /* The rows of cu_program_kinds; those of forward in the order in which a run tries them. */
 typedef enum cu_program {
-    CU_DECODE_HALF,  /* few queries on codes, two CTAs to a multiprocessor (sm_90a) */
-    CU_DECODE,       /* few queries (sm_90a) */
-    CU_DENSE,        /* tensors that mods read come as tiles (sm_90a) */
-    CU_PAIR,         /* so few rows that a multiprocessor has two tiles at a time (sm_90a) */
-    CU_SMALL,        /* rows that see few keys (sm_90a) */
-    CU_PARTS,        /* few queries where a row's bits are its own (sm_90a) */
-    CU_ONE_PIECE,    /* any number of queries, after CU_COLLECT (sm_90a) */
-    CU_MAIN,         /* any number of queries */
-    CU_EXACT,        /* CU_MAIN with exact offsets and row maxima */
-    CU_UNALIGNED,    /* rows that tensor copies do not take (sm_90a) */
-    CU_CAREFUL,      /* rows to be made again */
-    CU_COLLECT,      /* keys of small pages into one piece (sm_90a) */
-    CU_BWD_TILES,    /* dK, dV and sums of dQ by tiles of keys (sm_90a) */
-    CU_BWD_SHORT,    /* CU_BWD_TILES by smaller tiles, for runs of few (sm_90a) */
-    CU_BWD_DENSE,    /* CU_BWD_TILES where tensors that mods read come as tiles (sm_90a) */
-    CU_BWD_FEW,      /* without sums of dQ, where rows see few keys (sm_90a) */
-    CU_BWD_WIDE,     /* without sums of dQ: heads wider than 128, slopes without a bound */
-    CU_BWD_F32,      /* f32, head dims to 128, without sums of dQ (sm_90a) */
-    CU_BWD_SPLIT,    /* Q, K, V and dO in bf16 numbers for CU_BWD_F32 */
-    CU_BWD_PLAIN,    /* dK and dV, then dQ, by CTAs that own them */
-    CU_BWD_PREPARE,  /* what every row brings, and bounds of K and V */
-    CU_BWD_FINISH,   /* dQ from its sums */
-    CU_BWD_JOIN,     /* dK and dV of heads whose queries are cut into parts */
-    CU_BWD_SINKS,    /* gradients of sinks */
-    CU_BWD_CAPTURES, /* gradients of captures */
-    CU_BWD_ELEMENTS, /* those of dense captures that batches or heads share */
+    CU_DECODE_HALF,    /* few queries on codes, two CTAs to a multiprocessor (sm_90a) */
+    CU_DECODE,         /* few queries (sm_90a) */
+    CU_DENSE,          /* tensors that mods read come as tiles (sm_90a) */
+    CU_FEW,            /* heads with few keys, which stay while their queries pass (sm_90a) */
+    CU_PAIR,           /* so few rows that a multiprocessor has two tiles at a time (sm_90a) */
+    CU_SMALL,          /* rows that see few keys (sm_90a) */
+    CU_PARTS,          /* few queries where a row's bits are its own (sm_90a) */
+    CU_ONE_PIECE,      /* any number of queries, after CU_COLLECT (sm_90a) */
+    CU_MAIN,           /* any number of queries */
+    CU_EXACT,          /* CU_MAIN with exact offsets and row maxima */
+    CU_UNALIGNED,      /* rows that tensor copies do not take (sm_90a) */
+    CU_CAREFUL,        /* rows to be made again */
+    CU_COLLECT,        /* keys of small pages into one piece (sm_90a) */
+    CU_BWD_TILES,      /* dK, dV and sums of dQ by tiles of keys (sm_90a) */
+    CU_BWD_SHORT,      /* CU_BWD_TILES by smaller tiles, for runs of few (sm_90a) */
+    CU_BWD_DENSE,      /* CU_BWD_TILES where tensors that mods read come as tiles (sm_90a) */
+    CU_BWD_FEW,        /* without sums of dQ, where rows see few keys (sm_90a) */
+    CU_BWD_WIDE,       /* without sums of dQ: heads wider than 128, slopes without a bound */
+    CU_BWD_F32,        /* f32, head dims to 128, without sums of dQ (sm_90a) */
+    CU_BWD_SPLIT,      /* Q, K, V and dO in bf16 numbers for CU_BWD_F32 */
+    CU_BWD_PLAIN,      /* dK and dV, then dQ, by CTAs that own them */
+    CU_BWD_PREPARE,    /* what every row brings, and bounds of K and V */
+    CU_BWD_FINISH,     /* dQ from its sums */
+    CU_BWD_JOIN,       /* dK and dV of heads whose queries are cut into parts */
+    CU_BWD_SINKS,      /* gradients of sinks */
+    CU_BWD_CAPTURES,   /* gradients of captures */
+    CU_BWD_ELEMENTS,   /* those of dense captures that batches or heads share */
     CU_BWD_ELEMENTS90, /* the same by larger tiles, where it can (sm_90a) */
-    CU_BWD_PAGES,    /* keys in chunks into one piece, and sums over what chunks share */
+    CU_BWD_PAGES,      /* keys in chunks into one piece, and sums over what chunks share */
     CU_PROGRAMS
 } cu_program;
 

@@ -117,7 +117,10 @@ static void put_config(const cu_state *s, const plan_problem *p, const cu_progra
         {"SMALL", is_small},
         {"TEAMS", is_small ? form->teams : 1},
         {"AHEAD", is_small && form->teams == 2},
-        {"QS", is_small ? cu_small_buffers(cu_padded(p->sizes.D), E) : 1},
+        {"BUFFERS", form->buffers},
+        {"QS", form->buffers ? FEW_QUERIES
+               : is_small    ? cu_small_buffers(cu_padded(p->sizes.D), E)
+                             : 1},
         {"LIMITS", ((has_producer && !is_by_parts) || is_small) && !p->is_ragged},
         {"Q_SHARED", cu_is_q_shared((int)p->sizes.D, (int)p->sizes.Dv)},
         {"SCALE_FIRST", p->scale <= 0 && s->facts.score != CU_SCORE_GENERAL},

@@ -247,6 +247,19 @@ static int suits_pair(const saccade_plan *plan, const plan_run *run)
                                x.KV));
 }
 
+/* Whether a head's keys are to stay while its queries pass. */
+static int suits_few(const saccade_plan *plan, const plan_run *run)
+{
+    const cu_state *s = plan->state;
+    const cu_tile *few = &s->programs[CU_FEW].form.tile;
+    const cu_tile *small = &s->programs[CU_SMALL].form.tile;
+    const saccade_sizes x = cu_whole_sizes(plan, &run->sizes);
+    const int is_there = !run->block_mask && x.KV <= (int64_t)few->keys * few->stages;
+    if (s->tiles)
+        return is_there && s->tiles == 's';
+    return is_there && small->keys && cu_few_pays(few, small, (int)larger(x.D, x.Dv), &x);
+}
+
 /* Whether spans are enough for two to every multiprocessor, of whatever lengths. */
 static int suits_half(const cu_state *s, const plan_run *run)
 {
@@ -267,7 +280,8 @@ static int takes_run(const saccade_plan *plan, cu_program program, const plan_ru
                    && !(takes_sizes(s, CU_SMALL, &run->sizes) && suits_small(plan, run)
                         && walks_few(plan, run))))
            && (program != CU_ONE_PIECE || run_collects(plan, run))
-           && (kind->operation != CU_OP_SMALL || suits_small(plan, run))
+           && (program == CU_FEW ? suits_few(plan, run)
+                                 : kind->operation != CU_OP_SMALL || suits_small(plan, run))
            && (program != CU_DECODE_HALF || suits_half(s, run))
            && (program != CU_PAIR || suits_pair(plan, run))
            && (kind->operation != CU_OP_PARTS || !run->between);

@@ -14,6 +14,8 @@ int cu_group_bytes(const cu_form *f, const cu_mod_text *facts)
 int cu_shared_bytes(const cu_form *f, const cu_mod_text *facts, const plan_problem *p)
 {
     const int D = cu_padded(p->sizes.D), E = cu_padded(p->sizes.Dv);
+    if (f->buffers)
+        return cu_few_shared(&f->tile, f->teams, D, E);
     if (f->teams)
         return cu_small_shared(&f->tile, f->teams, D, E, 0)
                + f->teams * cu_group_bytes(f, facts);

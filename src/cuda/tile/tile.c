@@ -17,12 +17,6 @@ int cu_padded(int64_t dim)
     return round_up((int)dim, 16);
 }
 
-/* Rows that end within a sector of 32 bytes: tensor copies of them are slow, docs/lab/128. */
-static int splits_sectors(int dim)
-{
-    return dim % 16 != 0;
-}
-
 /* sm_90a, bf16 and f16. Three warpgroups where the head dim leaves room for three outputs in
  * the register file (D64: 128 keys best, 2 groups 15-20 % slower), up to 96 where copies are
  * what tiles wait for. Later rungs take fewer keys, for mods that need registers of their
@@ -43,7 +37,7 @@ static int choice90(int D, int E, int rung, cu_tile *out)
         {2, 128, 2, 1, 1}, {2, 112, 2, 1, 1}, {2, 64, 2, 1, 1}, {1, 64, 2, 0, 1}};
     static const cu_tile large[] = {{2, 64, 2, 1, 1}, {2, 48, 2, 1, 1}, {1, 48, 2, 0, 1}};
     const int dim = D > E ? D : E;
-    const int is_split = dim > 64 && dim <= 96 && splits_sectors(dim);
+    const int is_split = dim > 64 && dim <= 96 && cu_splits_sectors(dim);
     const cu_tile *ladder = dim <= 64 ? small : is_split ? split : dim <= 128 ? middle : large;
     const int n = dim <= 64 || is_split ? 5 : dim <= 128 ? 4 : 3;
     if (rung >= n)
@@ -140,20 +134,6 @@ int cu_decode_half_choice(int D, int E, int bits, int column_words, int rung, cu
     *out = (cu_tile){.groups = 4, .keys = 32, .stages = 2};
     return bits < 16 && rung == 0
            && cu_decode_shared(out, D, E, bits, column_words, 0) <= HALF_MOST;
-}
-
-/* Where rounds of two to a multiprocessor are nearly full. */
-int cu_decode_half_pays(int n_sm, int64_t spans)
-{
-    const int64_t places = (spans + 2 * n_sm - 1) / (2 * n_sm) * 2 * n_sm;
-    return spans * 100 >= places * 90;
-}
-
-/* From one and a half spans to a multiprocessor on: docs/lab/095. Joining cut spans costs more
- * than ends that do not meet. */
-int cu_decode_owns_pays(int n_sm, int64_t spans)
-{
-    return spans * 2 >= 3 * (int64_t)n_sm;
 }
 
 int cu_group(const saccade_sizes *s)
@@ -275,53 +255,41 @@ int cu_small_shared(const cu_tile *tile, int teams, int D, int E, int column_wor
     return teams * team + 16;
 }
 
-/* Nanoseconds, one H200, bf16: what a tile costs beside its blocks, and a score; small tiles
- * of a multiprocessor share its time, and the longest takes `alone` for each score at least.
- * They wait for copies where rows are no whole panels of 64 columns. */
-typedef struct costs {
-    double tile, score, small_tile, small_score, alone;
-} costs;
-static const costs narrow = {4000, 0.045, 1200, 0.055, 0.18};
-static const costs wide = {4000, 0.085, 1300, 0.113, 0.22};
-static const double large_mask = 0.08,
-                    small_mask = 0.09; /* more, where the mask is evaluated */
-static const double late = 0.9;        /* of a score of small tiles, where offsets are */
-static const double split_sectors = 1.8, cut_panels = 1.3; /* times as long */
-static const double launches = 1000; /* that large tiles have and small ones do not */
-
-int cu_small_pays(int n_sm, int dim, int is_evaluated, const cu_tile *small, cu_amount s,
-                  const cu_tile *large, cu_amount l)
+/* All keys of a head, in as few pieces as a warpgroup has registers for; later rungs have more
+ * pieces. */
+int cu_few_choice(int D, int E, int64_t KV, int rung, cu_tile *out)
 {
-    const costs *c = dim > 64 ? &wide : &narrow;
-    const double block =
-        large->groups * 64.0 * large->keys * (c->score + (is_evaluated ? large_mask : 0));
-    const double more = is_evaluated ? small_mask : 0, of_late = small->is_lazy ? late : 1;
-    const double piece = small->groups * 64.0 * small->keys;
-    const double copies = splits_sectors(dim)    ? split_sectors
-                          : dim % 64 && dim > 32 ? cut_panels
-                                                 : 1;
-    if (l.tiles <= 0 || s.tiles <= 0)
+    const int most = D > 64 || E > 64 ? 80 : 96;
+    const int pieces = (int)((KV + most - 1) / most) + rung;
+    if (KV < 1 || KV > FEW_KEYS || rung > 2 || D > 128 || E > 128)
         return 0;
-    const double waves =
-        l.tiles > 4 * n_sm ? (double)l.tiles / n_sm : (double)((l.tiles + n_sm - 1) / n_sm);
-    const double all = waves * (c->tile + (double)l.blocks / (double)l.tiles * block);
-    const double longest = c->tile + (double)l.longest * block;
-    const double shared =
-        ((double)s.tiles * c->small_tile
-         + (double)s.blocks * piece * (of_late * copies * c->small_score + more))
-        / n_sm;
-    const double alone =
-        c->small_tile + (double)s.longest * piece * (of_late * copies * c->alone + more);
-    return (shared > alone ? shared : alone) < launches + (all > longest ? all : longest);
+    out->groups = 1;
+    out->stages = pieces;
+    out->keys = round_up((int)((KV + pieces - 1) / pieces), 16);
+    return cu_few_buffers(out, D, E) > 0;
 }
 
-/* Where three teams would not make fewer rounds, each of which takes longer with three; shorter
- * walks gain nothing. */
-int cu_pair_pays(int n_sm, int64_t tiles, int64_t keys)
+static int few_keys_bytes(const cu_tile *tile, int D, int E)
 {
-    enum { PAIR_KEYS = 1024 };
-    const int64_t two = 2 * (int64_t)n_sm, three = 3 * (int64_t)n_sm;
-    return keys >= PAIR_KEYS && (tiles + two - 1) / two == (tiles + three - 1) / three;
+    const int panels = (round_up(D, 64) + round_up(E, 64)) / 64;
+    return tile->stages * (tile->keys * 128 * panels + 16) + 8;
+}
+
+static int few_queries_bytes(int teams, int D)
+{
+    return teams * FEW_QUERIES * (128 * round_up(D, 64) + 16);
+}
+
+int cu_few_buffers(const cu_tile *tile, int D, int E)
+{
+    const int fit = (SHARED_MOST - few_queries_bytes(3, D)) / few_keys_bytes(tile, D, E);
+    return fit < 2 ? fit : 2;
+}
+
+int cu_few_shared(const cu_tile *tile, int teams, int D, int E)
+{
+    return few_queries_bytes(teams, D)
+           + cu_few_buffers(tile, D, E) * few_keys_bytes(tile, D, E);
 }
 
 /* Twice as many where tiles have little to do between parts: docs/lab/054. */

@@ -48,7 +48,8 @@ typedef struct cu_form {
     cu_tile tile; /* groups 0: no such kernel */
     cu_backward_tile backward;
     int dense_bytes; /* of the tensors that come as tiles, for a score; 0: none do */
-    int teams; /* small tiles: of a CTA, each with a tile of its own */
+    int teams;       /* small tiles: of a CTA, each with a tile of its own */
+    int buffers; /* small tiles of few keys: heads whose keys lie in shared memory, 1 or 2 */
 } cu_form;
 
 /* The rung'th choice for these head dims, best first; 0 past the end of the ladder. */
@@ -59,11 +60,6 @@ int cu_decode_choice(int D, int E, int bits, int column_words, int rung, cu_tile
 /* cu_decode_choice for codes with half as many warps: a multiprocessor holds two CTAs, each
  * with one span. */
 int cu_decode_half_choice(int D, int E, int bits, int column_words, int rung, cu_tile *out);
-/* Whether the choice of cu_decode_half_choice is the faster one for so many spans. */
-int cu_decode_half_pays(int n_sm, int64_t spans);
-/* Whether spans of unequal lengths are so many that whole ones, dealt out by the hardware, are
- * faster than equal shares of all keys. */
-int cu_decode_owns_pays(int n_sm, int64_t spans);
 /* Query heads that read one KV head. */
 int cu_group(const saccade_sizes *sizes);
 /* Where decode's pieces are fixed, it takes all runs of up to so many rows. */
@@ -97,17 +93,12 @@ int cu_pair_choice(int D, int E, int rung, cu_tile *out);
 /* Tiles of Q that a team has room for. */
 int cu_small_buffers(int D, int E);
 int cu_small_shared(const cu_tile *tile, int teams, int D, int E, int column_words);
-/* What a run walks in one kind of tiles: of all heads; the most blocks of a tile. */
-typedef struct cu_amount {
-    int64_t tiles, blocks, longest;
-} cu_amount;
-/* Whether small tiles are faster than large ones; from SMALL_BLOCKS blocks a large tile on they
- * are not. dim: the larger head dim. is_evaluated: a mask that no limits of rows stand for. */
-enum { SMALL_BLOCKS = 16 };
-int cu_small_pays(int n_sm, int dim, int is_evaluated, const cu_tile *small, cu_amount s,
-                  const cu_tile *large, cu_amount l);
-/* Whether two teams are faster than three, for so many tiles that walk so many keys each. */
-int cu_pair_pays(int n_sm, int64_t tiles, int64_t keys);
+/* The kernel of small tiles that keeps a head's keys: stages are pieces that hold KV keys. */
+enum { FEW_KEYS = 256, FEW_QUERIES = 2 /* tiles of Q that a team has room for */ };
+int cu_few_choice(int D, int E, int64_t KV, int rung, cu_tile *out);
+/* Heads whose keys there is room for, at most 2. */
+int cu_few_buffers(const cu_tile *tile, int D, int E);
+int cu_few_shared(const cu_tile *tile, int teams, int D, int E);
 /* Tiles whose rows have bits of their own: keys of a part, whole blocks, by the larger head
  * dim; the tile that few rows take beside `main`, whose blocks it has. others: bytes that a
  * mod takes of its shared memory. */
@@ -133,5 +124,34 @@ int cu_dense_shared(const cu_tile *tile, int bytes);
 int cu_share_bytes(int keys, int of_keys, int of_diagonals);
 /* dynamic shared memory of a CTA, bytes */
 int cu_tile_shared(cu_family family, const cu_tile *tile, int D, int E);
+
+/* ---- pays.c: which tiles make a run faster ---- */
+
+/* Rows that end within a sector of 32 bytes: tensor copies of them are slow, docs/lab/128. */
+static inline int cu_splits_sectors(int dim)
+{
+    return dim % 16 != 0;
+}
+
+/* What a run walks in one kind of tiles: of all heads; the most blocks of a tile. */
+typedef struct cu_amount {
+    int64_t tiles, blocks, longest;
+} cu_amount;
+/* Whether small tiles are faster than large ones; from SMALL_BLOCKS blocks a large tile on they
+ * are not. dim: the larger head dim. is_evaluated: a mask that no limits of rows stand for. */
+enum { SMALL_BLOCKS = 16 };
+int cu_small_pays(int n_sm, int dim, int is_evaluated, const cu_tile *small, cu_amount s,
+                  const cu_tile *large, cu_amount l);
+/* Whether two teams are faster than three, for so many tiles that walk so many keys each. */
+int cu_pair_pays(int n_sm, int64_t tiles, int64_t keys);
+/* Whether small tiles that keep a head's keys are faster than others. */
+int cu_few_pays(const cu_tile *few, const cu_tile *small, int dim, const saccade_sizes *sizes);
+/* Whether decode is faster than tiles of one kind, for keys of 16 bits. */
+int cu_decode_pays(int n_sm, const cu_tile *tile, int is_small, const saccade_sizes *sizes);
+/* Whether the choice of cu_decode_half_choice is the faster one for so many spans. */
+int cu_decode_half_pays(int n_sm, int64_t spans);
+/* Whether spans of unequal lengths are so many that whole ones, dealt out by the hardware, are
+ * faster than equal shares of all keys. */
+int cu_decode_owns_pays(int n_sm, int64_t spans);
 
 #endif
