@@ -287,15 +287,40 @@ static int takes_run(const saccade_plan *plan, cu_program program, const plan_ru
            && (kind->operation != CU_OP_PARTS || !run->between);
 }
 
+/* The first program of the table that takes the run, or 0; decode is passed over where tiles
+ * are to make it. */
+static int find_program(const saccade_plan *plan, const plan_run *run, int passes_decode,
+                        cu_program *out)
+{
+    for (int i = 0; i < CU_PROGRAMS; i++) {
+        const int is_passed = passes_decode && cu_program_kinds[i].operation == CU_OP_DECODE;
+        if (!is_passed && takes_run(plan, (cu_program)i, run)
+            && is_suited(plan->state, (cu_program)i, run->block_mask, &run->sizes)) {
+            *out = (cu_program)i;
+            return 1;
+        }
+    }
+    return 0;
+}
+
+/* Where tiles are faster; an imported mask's blocks may suit decode alone. Sizes of ragged runs
+ * are bounds, codes are made numbers in decode, and tiles with row maxima are not timed. */
+static int leaves_decode(const saccade_plan *plan, const plan_run *run)
+{
+    const cu_state *s = plan->state;
+    const cu_tile *small = &s->programs[CU_SMALL].form.tile;
+    const int has_small = small->groups && s->tiles != 'l';
+    const cu_tile *tile = has_small ? small : &s->programs[CU_MAIN].form.tile;
+    return !s->has_fixed_pieces && !s->is_ragged && !cu_codes(&plan->problem) && tile->groups
+           && !run->row_max && run_is_decode(s, &run->sizes)
+           && !cu_decode_pays(s->device.n_sm, tile, has_small, &run->sizes);
+}
+
 saccade_status run_choose_program(const saccade_plan *plan, const plan_run *run,
                                   cu_program *out, saccade_error *err)
 {
-    const cu_state *s = plan->state;
-    for (int i = 0; i < CU_PROGRAMS; i++)
-        if (takes_run(plan, (cu_program)i, run)
-            && is_suited(s, (cu_program)i, run->block_mask, &run->sizes)) {
-            *out = (cu_program)i;
-            return SACCADE_OK;
-        }
-    return unsuited(s, run->block_mask, err);
+    if ((leaves_decode(plan, run) && find_program(plan, run, 1, out))
+        || find_program(plan, run, 0, out))
+        return SACCADE_OK;
+    return unsuited(plan->state, run->block_mask, err);
 }
