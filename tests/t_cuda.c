@@ -300,6 +300,16 @@ static void decode_tiles_fit(void **state)
                     assert_true(cu_decode_shared(&tile, D, E, bits, 9, 4096) <= 232448);
                 }
         }
+    for (int words = 0; words < 600; words += 7) /* masks that keep much of each key */
+        for (int rung = 0; rung < 4; rung++) {
+            cu_tile tile;
+            if (cu_decode_choice(128, 128, 16, words, rung, &tile))
+                assert_true(cu_decode_shared(&tile, 128, 128, 16, words, 4096) <= 232448);
+            else
+                assert_true(rung > 0 || words > 200);
+        }
+    assert_true(cu_finds_spans(&(saccade_sizes){64, 96, 1, 128, 64, 64, 64}));
+    assert_false(cu_finds_spans(&(saccade_sizes){10923, 96, 1, 128, 64, 64, 64}));
     assert_true(cu_decode_applies(&(saccade_sizes){1, 32, 8, 1, 100, 64, 64}));
     assert_false(cu_decode_applies(&(saccade_sizes){1, 32, 8, 17, 100, 64, 64}));
     assert_int_equal(cu_decode_spans(&(saccade_sizes){2, 32, 8, 5, 100, 64, 64}), 32);
@@ -841,6 +851,31 @@ static void programs_of_f32_results(void **state)
     }
 }
 
+/* A mask that keeps more of each key than shared memory holds is refused by name. */
+static void masks_of_many_words(void **state)
+{
+    static const char text[] = "sum(i, 400, int(a[kv, i] > q)) > 3";
+    const saccade_capture a = {.name = "a", .dtype = SACCADE_I32, .rank = 2};
+    saccade_error err = {0};
+    saccade_plan *plan = NULL;
+    saccade_mod *parsed, *mask;
+    saccade_problem p;
+    (void)state;
+    assert_int_equal(saccade_mod_parse(SACCADE_MASK, text, strlen(text), &parsed, NULL),
+                     SACCADE_OK);
+    assert_int_equal(saccade_mod_bind(parsed, &a, 1, &mask, NULL), SACCADE_OK);
+    saccade_problem_init(&p);
+    p.sizes = (saccade_sizes){.H = 2, .Hkv = 2, .D = 64, .Dv = 64};
+    p.dtype = SACCADE_BF16;
+    p.backend = "cuda";
+    p.arch = "sm_90a";
+    p.mask = mask;
+    assert_int_equal(saccade_plan_create(NULL, &p, &plan, &err), SACCADE_EBACKEND);
+    assert_non_null(strstr(err.message, "got a mask that keeps 400 words of each key"));
+    saccade_mod_destroy(mask);
+    saccade_mod_destroy(parsed);
+}
+
 /* Sinks take no tile away, forward, decode and backward, and no program spills. */
 static void programs_of_sinks(void **state)
 {
@@ -1219,6 +1254,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(rows_amid_a_tile),
         cmocka_unit_test(programs_of_invariant_runs),
         cmocka_unit_test(programs_of_f32_results),
+        cmocka_unit_test(masks_of_many_words),
         cmocka_unit_test(programs_of_sinks),
         cmocka_unit_test(second_plan_is_cached),
         cmocka_unit_test(workspace_grows_with_the_batch),

@@ -22,7 +22,7 @@ typedef struct max_case {
     const char *backend;
     saccade_dtype dtype;
     int64_t Q;
-    int is_ragged, is_paged, has_nan;
+    int is_ragged, is_paged, has_nan, has_nan_key;
 } max_case;
 
 typedef struct inputs {
@@ -58,6 +58,8 @@ static void make(const max_case *c, inputs *x)
     run_randomise(&x->v, 3);
     if (c->has_nan)
         run_put(&x->q, 0, NAN); /* of batch 0, or sequence 1, which has no key */
+    if (c->has_nan_key)
+        run_put(&x->k, 3 * D, NAN); /* whose score is not the last that a row looks at */
 }
 
 static saccade_plan *plan_of(const max_case *c)
@@ -202,7 +204,8 @@ static void is_that_of_the_rows(void **state)
                                 .Q = form < 4 ? 3 : 70,
                                 .is_ragged = form / 2 % 2,
                                 .is_paged = form % 3 == 0,
-                                .has_nan = form == 5};
+                                .has_nan = form == 5,
+                                .has_nan_key = form == 2 || form == 4};
             check(&c);
         }
 }

@@ -11,7 +11,7 @@
 /* Whether a form fits the GPU's shared memory, and rows of its dense reads are whole lines. */
 static int fits(const cu_state *s, const plan_problem *p, const cu_form *form)
 {
-    int ok = cu_shared_bytes(form, &s->facts, p) <= cu_shared_most(cu_sm_of(s->arch));
+    int ok = cu_shared_bytes(form, &s->facts, p) <= cu_shared_there(s);
     for (int r = 0; form->dense_bytes && r < s->facts.n_dense; r++)
         ok = ok && form->tile.keys * s->facts.dense[r].bytes % CU_DENSE_LINE == 0;
     return ok;
@@ -162,7 +162,7 @@ static int shared_most(const cu_state *s, const plan_problem *p, const cu_form *
 {
     (void)p;
     (void)form;
-    return cu_shared_most(s->device.sm);
+    return cu_shared_there(s);
 }
 
 /* ---- the table ---- */

@@ -148,6 +148,18 @@ static saccade_status compile(cu_state *s, const plan_problem *p, saccade_error 
     return status;
 }
 
+/* What a mask keeps of each key lies in shared memory beside the tile. */
+static saccade_status check_forward_fits(const cu_state *s, const plan_problem *p,
+                                         saccade_error *err)
+{
+    cu_form form;
+    FAIL_AT(!cu_program_kinds[CU_MAIN].choose(s, p, 0, &form), SACCADE_EBACKEND, "mask", 0, 0,
+            "got a mask that keeps %d words of each key, expected one whose tiles fit the %d "
+            "bytes of shared memory of %s",
+            s->facts.column_words, cu_shared_there(s), s->arch);
+    return SACCADE_OK;
+}
+
 /* Tiles of f32 that stay in shared memory do not all fit the 99 KB of some GPUs. */
 static saccade_status check_backward_fits(const cu_state *s, const plan_problem *p,
                                           saccade_error *err)
@@ -157,7 +169,7 @@ static saccade_status check_backward_fits(const cu_state *s, const plan_problem 
         const char *what;
     } kinds[] = {{cu_backward_plain_form, "gradients"},
                  {cu_backward_captures_form, "gradients of captures"}};
-    const int most = cu_shared_most(cu_sm_of(s->arch));
+    const int most = cu_shared_there(s);
     cu_form form;
     for (int i = 0; i < 2; i++) {
         const int is_wanted = kinds[i].choose(s, p, 0, &form);
@@ -191,6 +203,7 @@ static saccade_status create(saccade_plan *plan, saccade_error *err)
                                              : 0;
     TRY_GOTO(choose_target(s, &plan->problem, &driver, err));
     TRY_GOTO(emit(s, &plan->problem, err));
+    TRY_GOTO(check_forward_fits(s, &plan->problem, err));
     TRY_GOTO(check_backward_fits(s, &plan->problem, err));
     if (plan->problem.gradients)
         TRY_GOTO(cu_backward_emit(s, &plan->problem, &plan->arena, err));

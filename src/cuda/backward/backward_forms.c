@@ -198,7 +198,7 @@ static int shares_elements(const plan_problem *p, int may_move)
 
 int cu_backward_elements_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
 {
-    const int most = cu_shared_most(cu_sm_of(s->arch));
+    const int most = cu_shared_there(s);
     if (rung || p->is_ragged || !cu_has_captures(p) || !shares_elements(p, 1))
         return 0;
     *out = cu_backward_elements_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv),

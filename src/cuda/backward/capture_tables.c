@@ -19,7 +19,7 @@ static table_room room_of(const saccade_plan *plan)
 {
     enum { RESERVED = 1024 };
     const cu_state *s = plan->state;
-    const int most = cu_shared_most(s->device.sm);
+    const int most = cu_shared_there(s);
     const int base = cu_captures_base(plan) + SPARE;
     return (table_room){(most - base) / WORD, ((most + RESERVED) / 2 - RESERVED - base) / WORD};
 }

@@ -145,6 +145,7 @@ DEVICE void redo_row(const cu_fwd &p, const mod_args &mod, const tile &t, int m)
 #else
         put_lse(p, t.b, t.h, row_place(t, m), r.l == 0.f ? NEG_INF : r.m + logf(r.l));
 #endif
-        put_row_max(p, t.b, t.h, row_place(t, m), r.m);
+        /* of a live NaN or +INF, which the maximum of later keys hides, the sum is NaN */
+        put_row_max(p, t.b, t.h, row_place(t, m), r.l != r.l ? NOT_A_NUMBER : r.m);
     }
 }

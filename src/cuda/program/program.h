@@ -140,6 +140,14 @@ struct cu_state {
     char tiles;
 };
 
+/* Dynamic shared memory of a CTA where the plan's code runs: of its target, and of the device
+ * that is there, which may be a later one with less. */
+static inline int cu_shared_there(const cu_state *s)
+{
+    const int target = cu_shared_most(cu_sm_of(s->arch)), here = cu_shared_most(s->device.sm);
+    return s->is_present && here < target ? here : target;
+}
+
 saccade_status cu_load_programs(cu_state *s, const cu_driver *driver, saccade_error *err);
 void cu_free_programs(cu_state *s);
 

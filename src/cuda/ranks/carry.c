@@ -185,12 +185,17 @@ static int takes(const cu_rows *r, int bytes, int unit)
     return all % unit == 0;
 }
 
+enum { GRID_Y_MOST = 65535 };
+
 static saccade_status start(const plan_carrier *c, void *kernel, int64_t grid_x, int64_t grid_y,
                             unsigned grid_z, void *parameters, void *stream, saccade_error *err)
 {
     void *all[] = {parameters}, *pushed;
-    FAIL_IF(grid_x > INT32_MAX || grid_y > 65535, SACCADE_ELIMIT,
+    FAIL_IF(grid_x > INT32_MAX, SACCADE_ELIMIT,
             "cuda: got too many rows of keys to move between ranks");
+    FAIL_IF(grid_y > GRID_Y_MOST, SACCADE_ELIMIT,
+            "cuda: got %lld batches x heads over ranks, expected at most %d", (long long)grid_y,
+            GRID_Y_MOST);
     TRY(cu_enter(c->driver, c->device, &pushed, err));
     const int failed = c->driver->launch(kernel, (unsigned)grid_x, (unsigned)grid_y, grid_z,
                                          THREADS, 1, 1, 0, stream, all, NULL);

@@ -65,7 +65,7 @@ int run_is_decode(const cu_state *s, const saccade_sizes *sizes)
 {
     const cu_tile *tile = &s->programs[CU_DECODE].form.tile;
     if (tile->groups && s->has_fixed_pieces)
-        return sizes->Q <= CU_SHORT_ROWS
+        return sizes->Q <= CU_SHORT_ROWS && cu_finds_spans(sizes)
                && cu_decode_spans(sizes) * cu_decode_pieces(sizes->KV) * PIECE_KEYS
                       < (int64_t)INT32_MAX * tile->keys - PIECE_KEYS * s->device.n_sm;
     return tile->groups && cu_decode_applies(sizes)

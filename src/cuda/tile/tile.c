@@ -117,13 +117,15 @@ int cu_decode_choice(int D, int E, int bits, int column_words, int rung, cu_tile
     if (bits < 16)
         return choice_of_codes(D, E, bits, column_words, rung, out);
     const int dim = D > E ? D : E, keys = dim <= 64 ? 64 : dim <= 128 ? 32 : 16;
-    if (keys >> rung < 16)
-        return 0;
-    *out = (cu_tile){.groups = 4, .keys = keys >> rung, .stages = 3};
-    while (out->stages > 1
-           && cu_decode_shared(out, D, E, bits, column_words, SPANS_MOST) > SHARED_MOST)
-        out->stages--;
-    return 1;
+    for (int i = 0; keys >> i >= 16; i++) {
+        *out = (cu_tile){.groups = 4, .keys = keys >> i, .stages = 3};
+        while (out->stages
+               && cu_decode_shared(out, D, E, bits, column_words, SPANS_MOST) > SHARED_MOST)
+            out->stages--;
+        if (out->stages && rung-- == 0)
+            return 1;
+    }
+    return 0;
 }
 
 /* Two CTAs to a multiprocessor, each with half of 228 KB: a span begins and ends while another
@@ -144,6 +146,12 @@ int cu_group(const saccade_sizes *s)
 int64_t cu_decode_spans(const saccade_sizes *s)
 {
     return s->B * s->Hkv * ((cu_group(s) * s->Q + DECODE_ROWS - 1) / DECODE_ROWS);
+}
+
+int cu_finds_spans(const saccade_sizes *s)
+{
+    const int64_t tiles = (cu_group(s) * s->Q + DECODE_ROWS - 1) / DECODE_ROWS;
+    return cu_decode_spans(s) * tiles <= UINT32_MAX && s->B * s->Hkv * s->Hkv <= UINT32_MAX;
 }
 
 int64_t cu_decode_spans_most(void)

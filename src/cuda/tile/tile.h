@@ -75,6 +75,8 @@ int cu_reading_ctas(int n_sm);
 int64_t cu_decode_pieces(int64_t KV);
 /* Spans of a run (see decode.cu). */
 int64_t cu_decode_spans(const saccade_sizes *sizes);
+/* Whether kernels find the place of each span by multiplications of 32 bits (quotient). */
+int cu_finds_spans(const saccade_sizes *sizes);
 /* The most spans that the decode program takes. */
 int64_t cu_decode_spans_most(void);
 /* The most rows of a head that the decode program takes. */
