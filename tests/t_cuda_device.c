@@ -357,6 +357,32 @@ static void imported_lists(void **state)
     assert_int_equal(n_bad, 0);
 }
 
+/* Full blocks of lists are live whatever the mod hides of them, where the keys end too. */
+static void imported_blocks_are_whole(void **state)
+{
+    static const char *const problems[] = {
+        "b2 h4/2 q300 kv400 d64 bf16", "b1 h2 q300 kv400 d128 f16",
+        "b1 h2 q300 kv400 d256 bf16",  "b1 h2 q300 kv400 d64 f32",
+        "b2 h8/2 q3 kv700 d64 bf16",   "b2 h8/2 q60 kv700 d128 bf16"};
+    static const char *const mods[] = {"q >= kv", "(q * 7 + kv) % 3 != 0", "kv < 100"};
+    int n_bad = 0;
+    (void)state;
+    if (!has_device())
+        skip();
+    for (int i = 0; i < (int)(sizeof problems / sizeof problems[0]); i++)
+        for (int n = 0; n < 3; n++)
+            for (int k = 0; k < 3; k++) {
+                const forward_case c = {.problem = problems[i],
+                                        .mask = "kv / 128 % 2 == b || q / 128 == kv / 128",
+                                        .kv_len = k == 1 ? 333 : 0};
+                const device_options o = {.imported_block = 128,
+                                          .imported_mod = mods[n],
+                                          .arch = k == 2 ? "compute_80" : NULL};
+                n_bad += !device_case_holds(&c, &o);
+            }
+    assert_int_equal(n_bad, 0);
+}
+
 /* Rows that are done again, for a NaN at a key that the mod masks, keep to the lists too. */
 static void imported_rows_again(void **state)
 {
@@ -778,6 +804,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(nothing_is_allocated),
         cmocka_unit_test(random_cases),
         cmocka_unit_test(imported_lists),
+        cmocka_unit_test(imported_blocks_are_whole),
         cmocka_unit_test(imported_rows_again),
         cmocka_unit_test(unsuited_lists_say_so),
         cmocka_unit_test(chunks_give_the_same_bits),

@@ -454,3 +454,33 @@ def test_bias_of_a_row_follows_lse():
     out = st.flex_attention(q, k, v, score, enable_gqa=True)
     (g,) = torch.autograd.grad(out.float().pow(2).sum(), t)
     assert g.abs().max() < 0.05
+
+
+@pytest.mark.parametrize(
+    "dtype,d",
+    [(torch.bfloat16, 64), (torch.float16, 128), (torch.bfloat16, 192), (torch.float32, 64),
+     (torch.bfloat16, 61)],
+)  # fmt: skip
+@pytest.mark.parametrize("text", ["kv <= q", "(q * 7 + kv) % 3 != 0"])
+def test_full_blocks_of_lists_hide_nothing(dtype, d, text):
+    """Forward and all gradients, where the keys end in a full block; as on the CPU."""
+    n = 300  # two blocks of 128 and a part of one
+    none = torch.zeros(1, 1, 3, dtype=torch.int32)
+    columns = torch.tensor([[0, 1, 2], [1, 2, 0], [0, 2, 1]], dtype=torch.int32)[None, None]
+    full = torch.tensor([[[3, 2, 2]]], dtype=torch.int32)
+    made = st.BlockMask.from_kv_blocks(
+        none, torch.zeros_like(columns), full, columns, 128, st.mask(text), (n, n)
+    )
+    results = []
+    for device in ("cpu", "cuda"):
+        g = torch.Generator().manual_seed(9)
+        q, k, v, w = (torch.randn(2, h, n, d, generator=g) for h in (4, 2, 2, 4))
+        bias = torch.randn(4, n, n, generator=g).to(device).requires_grad_()
+        leaves = [t.to(device, dtype).requires_grad_() for t in (q, k, v)]
+        score = st.score("score + bias[h, q, kv]", bias=bias)
+        out = st.flex_attention(*leaves, score, made.to(device), enable_gqa=True)
+        found = torch.autograd.grad((out.float() * w.to(device)).sum(), [*leaves, bias])
+        results.append([out.detach(), *found])
+    for a, b in zip(*results):
+        scale = a.float().abs().max()
+        assert (a.float() - b.float().cpu()).abs().max() < 0.02 * scale

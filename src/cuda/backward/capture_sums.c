@@ -249,7 +249,9 @@ static saccade_status start_elements(cu_capture_run *x, int i, saccade_error *er
         c.to.data = c.to.rows;
         c.to.dtype = SACCADE_F32;
     }
-    if (!x->p->f.is_plain && cu_elements_by_wgmma(state, x->at.reads.read[i], s))
+    /* its tiles ask the mod of full blocks that lie beside partial ones */
+    const int is_told = x->run->block_mask && mask_is_imported(x->run->block_mask);
+    if (!x->p->f.is_plain && !is_told && cu_elements_by_wgmma(state, x->at.reads.read[i], s))
         return start_elements90(x, i, &c, err);
     c.blocks = cu_element_blocks(state, rows, s->KV);
     const int64_t keys = (int64_t)c.blocks * program->form.backward.rows;

@@ -121,11 +121,12 @@ DEVICE void rows_exp_dropped(consumer &c, const cu_fwd &p, int first, float (&s)
 #endif
 
 /* The softmax of the block of keys from `first` on: scores in s become probabilities. The
- * result tells whether O has to be rescaled. columns: room of this group's own for what a
- * general mask needs of each key; threads of group wg meet at a barrier of theirs. */
+ * result tells whether O has to be rescaled. masked: why scores may be (masked.cuh). columns:
+ * room of this group's own for what a general mask needs of each key; threads of group wg meet
+ * at a barrier of theirs. */
 template <int FIRST>
 DEVICE int softmax_step(consumer &c, const cu_fwd &p, const mod_args &mod, int first,
-                        int is_masked, mask_column *columns, int wg, float (&s)[S_COUNT],
+                        int masked, mask_column *columns, int wg, float (&s)[S_COUNT],
                         float (&rescale)[2])
 {
     float shift[2];
@@ -134,7 +135,7 @@ DEVICE int softmax_step(consumer &c, const cu_fwd &p, const mod_args &mod, int f
     c.live = c.at.kv_len - first;
 #endif
 #if SCORE_TANH
-    if (!FIRST && c.large == 0 && !is_masked) {
+    if (!FIRST && c.large == 0 && !masked) {
         if (!CFG_LAZY || rows_are_late(c.rows))
             raised = rows_raise_tanh(c.rows, c.at, p, mod, column, s, c.unit, rescale);
         if (rows_exp_tanh(c.rows, c.at, p, mod, column, s, c.unit))
@@ -153,17 +154,17 @@ DEVICE int softmax_step(consumer &c, const cu_fwd &p, const mod_args &mod, int f
     named_sync(8 + wg, 128); /* all of the block's shared values have been made */
 #endif
     apply_score(c.at, p, mod, column, s, shift);
-    if (is_masked) {
+    if (masked) {
 #if MOD_MASK == MASK_GENERAL
         /* The first barrier waits until no warp reads what the block before left there, the
          * second until all has been written. */
-        if (!has_limits(p)) {
+        if (masked & MASKED_BY_MOD && !has_limits(p)) {
             named_sync(8 + wg, 128);
             share_columns(c.at, p, mod, first, columns, 128);
             named_sync(8 + wg, 128);
         }
 #endif
-        apply_mask(c.at, p, mod, column, columns, s);
+        apply_mask(c.at, p, mod, column, masked, columns, s);
     }
     if (looks)
         raised = rows_raise(c.rows, s, c.unit, shift, rescale);

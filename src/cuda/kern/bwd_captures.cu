@@ -331,7 +331,8 @@ DEVICE void make_terms(const cu_bwd &p, const mod_args &mod, const cu_reads &c,
         copy_both<PASS>(shared + STAY_BYTES, keys, walk.block * PASS, p.f.is_plain);
     copy_commit();
     while (more) {
-        int key0 = walk.block * PASS, masked = walk.masked | (key0 + PASS > t.kv_len);
+        int key0 = walk.block * PASS;
+        int masked = masked_by(walk.masked, key0 + PASS > t.kv_len);
         u32 pass = shared + STAY_BYTES + stage * PASS_BYTES;
         more = key_next(walk, p, t);
 #if CFG_STAGES > 1

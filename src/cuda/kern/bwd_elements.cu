@@ -111,7 +111,7 @@ DEVICE void add_visit(float (&sum)[BLOCKS][S_COUNT], const cu_bwd &p, const mod_
     for (int i = 0; i < BLOCKS; i++) {
         float term[1][S_COUNT];
         int key0 = (s.key_block + i) * PASS;
-        int masked = (v.masked >> i & 1) | (key0 + PASS > v.t.kv_len);
+        int masked = masked_by(v.masked >> i & 1, key0 + PASS > v.t.kv_len);
         if (!(v.live >> i & 1))
             continue;
         terms_of_queries<READ>(term, p, mod, v.t, key0, masked, drop, stage,

@@ -295,7 +295,7 @@ DEVICE int add_visit(float (&sum)[S_COUNT], const elements_arena &s, place &at, 
     warp_arrives(scores);
     read_weights<READ>(acc, p, mod, t, r, key, s.kept);
     if (step.w & STEP_MASKED) {
-        cut_row_weights(acc, p, mod, t, r, key);
+        cut_row_weights(acc, p, mod, t, r, key, !(step.w & STEP_BY_END));
         cut_blocks(acc, step.z >> wg * BLOCKS);
     }
     wgmma_wait<0>();

@@ -43,7 +43,8 @@ DEVICE void load_queries(const keys_arena &s, const cu_bwd &p, const mod_args &m
     barrier_expect(s.v_full, STAY_E);
     load_tile<STAY, PANELS_E>(s.v, mv, t.key0, keys_head(p, t), t.b, s.v_full, EVICT_FIRST);
     while (query_next(walk, p, mod, t)) {
-        int masked = walk.masked | (t.key0 + KEYS > t.kv_len), first = walk.block * BWD_ROWS;
+        int masked = masked_by(walk.masked, t.key0 + KEYS > t.kv_len);
+        int first = walk.block * BWD_ROWS;
         do {
             ring<CFG_STAGES> at = stage_of(n++);
             barrier_wait(s.q_empty + at.slot * 8, at.parity ^ 1);
@@ -102,7 +103,7 @@ DEVICE void make_weights(const keys_arena &s, u32 n, float (&x)[S_COUNT], weighe
 #endif
     }
     if (flags)
-        cut_weights(x, y.p.f, y.mod, y.at, flags >> STEP_ROWS);
+        cut_weights(x, y.p.f, y.mod, y.at, flags);
     u32 to = s.weights + (n & 1) * WEIGHT_BYTES + (threadIdx.x & 127) * 16;
     barrier_wait(s.weights_empty + (n & 1) * 8, (n >> 1 & 1) ^ 1);
 #pragma unroll

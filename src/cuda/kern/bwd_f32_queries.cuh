@@ -66,9 +66,10 @@ DEVICE void load_keys(const queries_arena &s, const cu_bwd &p, const mod_args &m
     load_tile<STAY, PANELS_E>(s.d_out, mo, t.row0, t.h, t.b, s.rows_full, EVICT_FIRST);
     while (key_next(walk, p, t)) {
         u32 slot = place.at.slot, full = s.full + place.told.slot * 8;
-        int key0 = walk.block * PASS, masked = walk.masked | (key0 + PASS > t.kv_len);
+        int key0 = walk.block * PASS;
+        int masked = masked_by(walk.masked, key0 + PASS > t.kv_len);
         barrier_wait(s.empty + slot * 8, place.at.parity ^ 1);
-        store_four(s.steps + slot * 16, key0, 0, 0, masked ? STEP_MASKED : 0);
+        store_four(s.steps + slot * 16, key0, 0, 0, masked_flags(masked));
         barrier_expect(full, PASS_D + PASS_E);
         load_tile<PASS, PANELS_D>(s.k + slot * PASS_D, mk, key0, t.g, t.b, full, EVICT_LAST);
         load_tile<PASS, PANELS_E>(s.v + slot * PASS_E, mv, key0, t.g, t.b, full, EVICT_LAST);
@@ -139,7 +140,7 @@ DEVICE void make_queries(const queries_arena &s, const cu_bwd &p, const mod_args
             clear_special_keys(x.large, k, group);
         row_weights(x.large, p, mod, t, r, key + t.kv_offset);
         if (masked)
-            cut_row_weights(x.large, p, mod, t, r, key);
+            cut_row_weights(x.large, p, mod, t, r, key, !(step.w & STEP_BY_END));
         wgmma_wait<0>();
         end_product(dp);
         row_gradients(x.large, dp.large, r);

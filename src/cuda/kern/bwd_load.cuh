@@ -109,7 +109,7 @@ DEVICE void load_step(const arena &s, loader &l, int share, const cu_bwd &p,
     int first_flag = l.left == ALL_STEPS ? STEP_FIRST : 0;
     l.left = query_next(l.walk, p, mod, t) ? MORE_STEPS : 0;
     int tile = row_block(p, tile_rows_of(p.f, t), t.b, l.walk.h, l.walk.block);
-    int masked = l.walk.masked | has_cut_group(t);
+    int masked = masked_by(l.walk.masked, has_cut_group(t));
     int first = l.walk.block * BWD_ROWS,
         flags = step_flags(tile_rows_of(p.f, t).q_len - first, masked);
 #if CFG_ROWS

@@ -42,9 +42,9 @@ DEVICE query_side query_side_of(const cu_fwd &p, const mod_args &mod, int b, int
 #define MASK_WORDS
 #endif
 
-/* Which of four positions the mask and the length of the keys leave. */
+/* Which of four positions the mask, if it is asked, and the length of the keys leave. */
 DEVICE void live4(const cu_fwd &p, const mod_args &mod, int b, int h, const query_side &q0,
-                  const query_side &q1, const key_side &k0, const key_side &k1,
+                  const query_side &q1, const key_side &k0, const key_side &k1, int asks_mod,
                   bool (&live)[4] MASK_TILES)
 {
 #if MOD_MASK == MASK_INTERVAL
@@ -60,6 +60,9 @@ DEVICE void live4(const cu_fwd &p, const mod_args &mod, int b, int h, const quer
 #else
     live[0] = live[1] = live[2] = live[3] = true;
 #endif
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        live[i] |= !asks_mod;
     live[0] &= k0.has;
     live[1] &= k1.has;
     live[2] &= k0.has;

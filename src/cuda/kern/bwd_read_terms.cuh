@@ -36,7 +36,7 @@ DEVICE void terms_of_queries(float (&term)[COUNT][S_COUNT], const cu_bwd &p,
             x[j] = s[4 * i + j];
         reads_of_piece(p, mod, t, r0, r1, k0.kv, x, by, kept, i);
         if (masked)
-            live4(p.f, mod, t.b, t.h, q0, q1, k0, k1, live);
+            live4(p.f, mod, t.b, t.h, q0, q1, k0, k1, masked & MASKED_BY_MOD, live);
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             float w = exp2_fast((x[j] - stat[j / 2].x) * 1.4426950408889634f);

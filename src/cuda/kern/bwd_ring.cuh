@@ -1,10 +1,16 @@
 /* Places of what passes by in shared memory, and what its steps say. */
 #pragma once
 
-/* STEP_FIRST: the tile's first step; together with STEP_END, the tile has no step at all.
- * STEP_ROWS: from this bit on, how many queries the step has, where these are fewer than a
- * block's and that matters. */
-enum { STEP_MASKED = 1, STEP_END = 2, STEP_FIRST = 4, STEP_ROWS = 8 };
+/* STEP_BY_END: what is masked is so by the end of the keys alone. STEP_FIRST: the tile's first
+ * step; together with STEP_END, the tile has no step at all. STEP_ROWS: from this bit on, how
+ * many queries the step has, where these are fewer than a block's and that matters. */
+enum { STEP_MASKED = 1, STEP_END = 2, STEP_FIRST = 4, STEP_BY_END = 8, STEP_ROWS = 8 };
+
+/* masked: see masked_by. */
+DEVICE int masked_flags(int masked)
+{
+    return (masked ? STEP_MASKED : 0) | (masked == MASKED_BY_END ? STEP_BY_END : 0);
+}
 
 /* Whether queries past the last are cut from steps that no mask cuts: rows there weigh 0 times
  * what K holds, which may be NaN, and that matters for sums along diagonals; and their scores
@@ -17,7 +23,7 @@ enum { STEP_MASKED = 1, STEP_END = 2, STEP_FIRST = 4, STEP_ROWS = 8 };
 DEVICE int step_flags(int rows, int masked)
 {
     int is_cut = (masked || CUTS_ROWS || CFG_RAGGED) && rows < BWD_ROWS;
-    return (masked ? STEP_MASKED : 0) | (is_cut ? rows << STEP_ROWS : 0);
+    return masked_flags(masked) | (is_cut ? rows << STEP_ROWS : 0);
 }
 
 /* How many queries a step has, where all steps say so. */

@@ -60,9 +60,10 @@ DEVICE void row_weights(float (&s)[S_COUNT], const cu_bwd &p, const mod_args &mo
     }
 }
 
-/* Weights of positions that are not live become 0. key: index of this thread's first key. */
+/* Weights of positions that are not live become 0. key: index of this thread's first key;
+ * asks_mod: whether the mask is asked. */
 DEVICE void cut_row_weights(float (&s)[S_COUNT], const cu_bwd &p, const mod_args &mod,
-                            const query_tile &t, const own_rows &r, int key)
+                            const query_tile &t, const own_rows &r, int key, int asks_mod)
 {
     query_side q0 = query_side_of(p.f, mod, t.b, t.h, r.q0);
     query_side q1 = query_side_of(p.f, mod, t.b, t.h, r.q1);
@@ -72,7 +73,7 @@ DEVICE void cut_row_weights(float (&s)[S_COUNT], const cu_bwd &p, const mod_args
         key_side k0 = {n + t.kv_offset, n < t.kv_len};
         key_side k1 = {n + 1 + t.kv_offset, n + 1 < t.kv_len};
         bool live[4];
-        live4(p.f, mod, t.b, t.h, q0, q1, k0, k1, live);
+        live4(p.f, mod, t.b, t.h, q0, q1, k0, k1, asks_mod, live);
 #pragma unroll
         for (int j = 0; j < 4; j++)
             s[4 * i + j] = live[j] ? s[4 * i + j] : 0.f;

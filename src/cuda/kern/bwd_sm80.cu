@@ -98,7 +98,7 @@ DEVICE int weights_of_keys(kept_word (&w)[KEPT], kept_word (&ds)[KEPT], const cu
             f.dp[j] = CFG_DK ? dp[4 * i + j / 2 + j % 2 * 2] : 0.f;
         if (masked) {
             live4(p.f, mod, t.b, h, query_side_of(p.f, mod, t.b, h, f.q0),
-                  query_side_of(p.f, mod, t.b, h, f.q1), k0, k1, live);
+                  query_side_of(p.f, mod, t.b, h, f.q1), k0, k1, masked & MASKED_BY_MOD, live);
             /* queries past the last meet keys that the mask may hide from all others */
             live[0] &= stat.x != -NEG_INF, live[1] &= stat.x != -NEG_INF;
             live[2] &= stat.z != -NEG_INF, live[3] &= stat.z != -NEG_INF;
@@ -209,7 +209,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     copy_commit();
     while (next.more) {
         int h = next.walk.h, q0 = next.walk.block * BWD_ROWS + next.at;
-        int masked = next.walk.masked | (t.key0 + STAY > t.kv_len);
+        int masked = masked_by(next.walk.masked, t.key0 + STAY > t.kv_len);
         u32 pass = pass_tile(shared, stage);
         u32 stats = shared + STATS + (STAY + stage * PASS) * 8;
         take_block(shared);
@@ -273,7 +273,7 @@ DEVICE int ds_of_queries(kept_word (&ds)[KEPT], const cu_bwd &p, const mod_args 
             f.x[j] = s[4 * i + j], f.dp[j] = dp[4 * i + j];
         if (masked) {
             key_side k0 = {f.k0, key < t.kv_len}, k1 = {f.k1, key + 1 < t.kv_len};
-            live4(p.f, mod, t.b, t.h, q0, q1, k0, k1, live);
+            live4(p.f, mod, t.b, t.h, q0, q1, k0, k1, masked & MASKED_BY_MOD, live);
         }
         weigh(f, p, mod, t.b, t.h, live, keep >> 4 * i, a, b);
         keep_four(ds, i, b[0], b[1], b[2], b[3]);
@@ -310,7 +310,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         copy_both<PASS>(arrival(shared, 0), keys, walk.block * PASS, p.f.is_plain);
     copy_commit();
     while (more) {
-        int key0 = walk.block * PASS, masked = walk.masked | (key0 + PASS > t.kv_len);
+        int key0 = walk.block * PASS;
+        int masked = masked_by(walk.masked, key0 + PASS > t.kv_len);
         u32 pass = pass_tile(shared, stage);
         take_block(shared);
         more = key_next(walk, p, t);

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "drop.cuh"
+#include "masked.cuh"
 #include "ragged.cuh"
 #include "rows.cuh"
 

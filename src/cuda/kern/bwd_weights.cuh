@@ -255,7 +255,8 @@ DEVICE void take_four(float (&x)[4], const kept &from, int i)
 /* Of two fragments' pairs what belongs to positions that are not live becomes 0. */
 template <int TURNED>
 DEVICE void cut_masked(u32 (&w)[S_COUNT / 2], u32 (&ds)[S_COUNT / 2], const cu_fwd &p,
-                       const mod_args &mod, const places &at, const dense_lanes &lanes)
+                       const mod_args &mod, const places &at, const dense_lanes &lanes,
+                       int asks_mod)
 {
 #if HAS_DENSE_MASK
     u32 pairs[MASK_DENSE][2][4], dense[MASK_DENSE][4];
@@ -269,7 +270,7 @@ DEVICE void cut_masked(u32 (&w)[S_COUNT / 2], u32 (&ds)[S_COUNT / 2], const cu_f
 #if HAS_DENSE_MASK
         dense_next<SCORE_DENSE, MASK_DENSE, TURNED>(dense, pairs, lanes, i);
 #endif
-        live4(p, mod, at.b, at.h, q0, q1, k0, k1, live MASK_WORDS);
+        live4(p, mod, at.b, at.h, q0, q1, k0, k1, asks_mod, live MASK_WORDS);
         u32 keep0 = (live[0] ? 0xffffu : 0) | (live[2] ? 0xffff0000u : 0);
         u32 keep1 = (live[1] ? 0xffffu : 0) | (live[3] ? 0xffff0000u : 0);
         w[2 * i] &= keep0;
@@ -302,7 +303,8 @@ DEVICE void cut_step(u32 (&w)[S_COUNT / 2], u32 (&ds)[S_COUNT / 2], const cu_fwd
         return;
     if (!CUTS_ROWS || (flags & STEP_MASKED))
         with_ways<SCORE_DENSE, DENSE_READS>(p, [&](auto ways) {
-            cut_masked<decltype(ways)::TURNED>(w, ds, p, mod, at, lanes);
+            cut_masked<decltype(ways)::TURNED>(w, ds, p, mod, at, lanes,
+                                               !(flags & STEP_BY_END));
         });
     if ((MOD_MASK != MASK_NONE || CUTS_ROWS) && flags >> STEP_ROWS)
         cut_rows(w, ds, flags >> STEP_ROWS);

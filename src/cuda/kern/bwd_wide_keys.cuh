@@ -44,7 +44,8 @@ DEVICE void load_queries(const keys_arena &s, const cu_bwd &p, const mod_args &m
     grid_let_next();
     while (more) {
         more = query_next(walk, p, mod, t);
-        int masked = walk.masked | (t.key0 + KEYS > t.kv_len), first = walk.block * BWD_ROWS;
+        int masked = masked_by(walk.masked, t.key0 + KEYS > t.kv_len);
+        int first = walk.block * BWD_ROWS;
         int flags = step_flags(tile_rows_of(p.f, t).q_len - first, masked);
         barrier_wait(s.q_empty + at.slot * 8, at.parity ^ 1);
         store_four(s.steps + at.slot * 16, 0, first + (more ? row_shift(p.f, first) : 0),
@@ -123,7 +124,7 @@ DEVICE void make_weights(u32 (&w)[S_COUNT / 2], kept &weights, float (&acc)[S_CO
         four_weights(acc + 4 * i, none, y, i);
     }
     if (flags)
-        cut_weights(acc, y.p.f, y.mod, y.at, flags >> STEP_ROWS);
+        cut_weights(acc, y.p.f, y.mod, y.at, flags);
 #pragma unroll
     for (int i = 0; i < S_COUNT / 4; i++) {
         pack_four(w, acc + 4 * i, drawn, i);

@@ -59,7 +59,7 @@ DEVICE void load_keys_begin(const queries_arena &s, const cu_bwd &p, const key_l
 {
     u32 full = s.k_full + l.k.slot * 8;
     barrier_wait(s.k_empty + l.k.slot * 8, l.k.parity ^ 1);
-    store_four(s.steps + l.k.slot * 16, block * PASS, 0, 0, masked ? STEP_MASKED : 0);
+    store_four(s.steps + l.k.slot * 16, block * PASS, 0, 0, masked_flags(masked));
     barrier_expect(full, D_BYTES);
     load_tile<PANELS_D>(s.k + l.k.slot * D_BYTES, mk, block * PASS, key_box(p.f, t.b, t.g),
                         full, EVICT_LAST);
@@ -99,7 +99,7 @@ DEVICE void load_keys(const queries_arena &s, const cu_bwd &p, const mod_args &m
     key_loads l = {{0, 0}, {0, 0}};
     load_rows(s, p, t, mq, mo);
     while (key_next(walk, p, t)) {
-        int masked = walk.masked | (walk.block * PASS + PASS > t.kv_len);
+        int masked = masked_by(walk.masked, walk.block * PASS + PASS > t.kv_len);
         load_keys_begin(s, p, l, t, walk.block, masked, mk);
         load_values(s, p, l, t, walk.block, mv);
         ring_next(l.k);
@@ -209,7 +209,7 @@ DEVICE void make_queries(const queries_arena &s, const cu_bwd &p, const mod_args
             clear_special_keys(acc, k);
         row_weights(acc, p, mod, t, r, key + t.kv_offset);
         if (masked)
-            cut_row_weights(acc, p, mod, t, r, key);
+            cut_row_weights(acc, p, mod, t, r, key, !(step.w & STEP_BY_END));
         u32 keep = 0;
 #if CFG_DROP
         keep = drop_mask<S_COUNT>(drop.head, p.f.drop, r.q0, key + t.kv_offset);

@@ -93,13 +93,16 @@ DEVICE void use_block(stream &w, fragment &f, const cu_fwd &p, const mod_args &m
     int column = first + 2 * (threadIdx.x & 3);
     float unit = score_unit(p);
     apply_score(f.at, p, mod, column, sc, shift);
-    if (partial | (tail < KEYS)) {
+    int masked = masked_by(partial, tail < KEYS);
+    if (masked) {
 #if MOD_MASK == MASK_GENERAL
-        __syncwarp();
-        share_columns(f.at, p, mod, first, columns, 32);
-        __syncwarp();
+        if (partial) {
+            __syncwarp();
+            share_columns(f.at, p, mod, first, columns, 32);
+            __syncwarp();
+        }
 #endif
-        apply_mask(f.at, p, mod, column, columns, sc);
+        apply_mask(f.at, p, mod, column, masked, columns, sc);
         if (tail < KEYS)
             clear_values(stage, max(0, tail));
     }

@@ -95,7 +95,8 @@ DEVICE void make_scores(float (&s)[S_COUNT], const source &x, u32 k)
 #endif
 }
 
-/* One block whose K and V are there. `masked` is the same for all threads of the CTA. */
+/* One block whose K and V are there. `masked`, why scores may be, is the same for all threads
+ * of the CTA. */
 DEVICE void use_block(fragment &f, const cu_fwd &p, const mod_args &mod, const source &x,
                       int slot, int block, int masked, mask_column *columns)
 {
@@ -104,7 +105,7 @@ DEVICE void use_block(fragment &f, const cu_fwd &p, const mod_args &mod, const s
     make_scores(s, x, x.keys + slot * K_BYTES);
     apply_score(f.at, p, mod, column, s, shift);
     if (masked)
-        apply_mask_together<THREADS>(f.at, p, mod, block, column, columns, s);
+        apply_mask_together<THREADS>(f.at, p, mod, block, column, masked, columns, s);
     int raised = rows_raise(f.rows, s, unit, shift, rescale);
     rows_exp(f.rows, s, unit, shift);
     rows_drop(f.at, p, column, s);

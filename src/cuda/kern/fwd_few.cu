@@ -203,7 +203,7 @@ DEVICE void walk_keys(const arena &sm, const progress &done, consumer &c, const 
     start_qk(sm, done, s, 0);
     wgmma_wait<0>();
     release_q(sm, done, pieces == 1);
-    softmax_step<1>(c, p, mod, 0, CFG_TN > c.at.kv_len, 0, team, s, rescale);
+    softmax_step<1>(c, p, mod, 0, masked_by(0, CFG_TN > c.at.kv_len), 0, team, s, rescale);
     pack_p(prob, s);
 #pragma unroll 1
     for (int i = 1; i < pieces; i++) {
@@ -212,8 +212,9 @@ DEVICE void walk_keys(const arena &sm, const progress &done, consumer &c, const 
         start_pv(sm, done, o, prob, i - 1);
         wgmma_wait<1>();
         release_q(sm, done, i + 1 == pieces);
-        int raised = softmax_step<0>(c, p, mod, i * CFG_TN, (i + 1) * CFG_TN > c.at.kv_len, 0,
-                                     team, s, rescale);
+        int raised =
+            softmax_step<0>(c, p, mod, i * CFG_TN, masked_by(0, (i + 1) * CFG_TN > c.at.kv_len),
+                            0, team, s, rescale);
         hold_wait(sm, c);
         wgmma_wait<0>();
         if (raised)

@@ -80,7 +80,7 @@ DEVICE void load_dense(const arena &s, u32 n, const cu_fwd &p, const dense_maps 
 {
 #if CFG_DENSE
     u32 slot = ring_slot<CU_DENSE_STAGES>(n);
-    int is_masked = walk_masked(walk, t.kv_len) && !has_limits(p);
+    int is_masked = walk.partial && !has_limits(p);
     barrier_wait(s.dense_empty + slot * 8, ring_parity<CU_DENSE_STAGES>(n) ^ 1);
     barrier_expect(s.dense_full + slot * 8, dense_block_bytes(is_masked));
     load_dense_tiles(s.dense + slot * dense_stage_bytes(), s.dense_full + slot * 8, p, maps, at,

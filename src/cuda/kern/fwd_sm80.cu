@@ -84,7 +84,8 @@ DEVICE void begin(fragment &f, const cu_fwd &p, const mod_args &mod, const tile 
         f.o[i] = 0.f;
 }
 
-/* One block whose K and V are there. `masked` is the same for all threads of the CTA. */
+/* One block whose K and V are there. `masked`, why scores may be, is the same for all threads
+ * of the CTA. */
 DEVICE void use_block(fragment &f, const cu_fwd &p, const mod_args &mod, int block, int masked,
                       u32 k, u32 v, mask_column *columns)
 {
@@ -93,7 +94,7 @@ DEVICE void use_block(fragment &f, const cu_fwd &p, const mod_args &mod, int blo
     mma_qk(s, f.q, k);
     apply_score(f.at, p, mod, column, s, shift);
     if (masked)
-        apply_mask_together<THREADS>(f.at, p, mod, block, column, columns, s);
+        apply_mask_together<THREADS>(f.at, p, mod, block, column, masked, columns, s);
     int raised = rows_raise(f.rows, s, f.unit, shift, rescale);
     rows_exp(f.rows, s, f.unit, shift);
     rows_drop(f.at, p, column, s);

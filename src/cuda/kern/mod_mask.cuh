@@ -114,17 +114,19 @@ DEVICE int2 limits_of(const tile_rows &r, const cu_fwd &p, int i)
 }
 #endif
 
-/* Scores that the mask or the end of the keys excludes become -INF. lo and hi count from
- * `column`, the fragment's first. The votes pay: often no row of a warp is cut in a block that
- * is partial for the tile. `columns` holds what a general mask needs of the keys. */
+/* Scores that the mask or the end of the keys excludes become -INF; masked: which of the two
+ * may. lo and hi count from `column`, the fragment's first. The votes pay: often no row of a
+ * warp is cut in a block that is partial for the tile. `columns` holds what a general mask
+ * needs of the keys. */
 template <int COUNT>
 DEVICE void apply_mask(const tile_rows &r, const cu_fwd &p, const mod_args &mod, int column,
-                       const mask_column *columns, float (&s)[COUNT])
+                       int masked, const mask_column *columns, float (&s)[COUNT])
 {
     int hi[2], lo[2] = {0, 0};
     hi[0] = hi[1] = r.kv_len - column;
 #if MOD_MASK == MASK_GENERAL && CFG_LIMITS
-    if (has_limits(p)) {
+    if (!(masked & MASKED_BY_MOD)) {
+    } else if (has_limits(p)) {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             int2 x = limits_of(r, p, i);
@@ -134,12 +136,12 @@ DEVICE void apply_mask(const tile_rows &r, const cu_fwd &p, const mod_args &mod,
     } else if (is_unsure(r, p, mod, column + COUNT * 2))
         cut_general(r, p, mod, column, columns, s);
 #elif MOD_MASK == MASK_GENERAL
-    if (is_unsure(r, p, mod, column + COUNT * 2))
+    if (masked & MASKED_BY_MOD && is_unsure(r, p, mod, column + COUNT * 2))
         cut_general(r, p, mod, column, columns, s);
 #elif MOD_MASK == MASK_INTERVAL
     int base = column + r.kv_offset, end = base + COUNT * 2;
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 2 && masked & MASKED_BY_MOD; i++) {
         int from, to; /* live: from <= kv < to */
         mask_interval(mod, p, r.b, row_h(r, i), row_q(r, i), from, to);
         lo[i] = min(max(from, base), end) - base;
@@ -157,12 +159,15 @@ DEVICE void apply_mask(const tile_rows &r, const cu_fwd &p, const mod_args &mod,
 /* apply_mask for a block on which all THREADS threads of the CTA work: they share columns. */
 template <int THREADS, int COUNT>
 DEVICE void apply_mask_together(const tile_rows &r, const cu_fwd &p, const mod_args &mod,
-                                int block, int column, mask_column *columns, float (&s)[COUNT])
+                                int block, int column, int masked, mask_column *columns,
+                                float (&s)[COUNT])
 {
 #if MOD_MASK == MASK_GENERAL
-    __syncthreads();
-    share_columns(r, p, mod, block * CFG_TN, columns, THREADS);
-    __syncthreads();
+    if (masked & MASKED_BY_MOD) {
+        __syncthreads();
+        share_columns(r, p, mod, block * CFG_TN, columns, THREADS);
+        __syncthreads();
+    }
 #endif
-    apply_mask(r, p, mod, column, columns, s);
+    apply_mask(r, p, mod, column, masked, columns, s);
 }

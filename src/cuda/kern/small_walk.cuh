@@ -60,9 +60,9 @@ DEVICE void release_q(const arena &sm, progress &done, int is_last)
     done.q += is_last != 0;
 }
 
-DEVICE int is_masked(const piece &x, int kv_len)
+DEVICE int piece_masked(const piece &x, int kv_len)
 {
-    return x.flags & PIECE_MASKED | (x.first + CFG_TN > kv_len);
+    return masked_by(x.flags & PIECE_MASKED, x.first + CFG_TN > kv_len);
 }
 
 #if CFG_AHEAD
@@ -75,7 +75,7 @@ DEVICE void weigh(const arena &sm, const progress &done, consumer &c, const cu_f
                   float (&o)[O_COUNT], u32 (&prob)[S_COUNT / 2])
 {
     float rescale[2];
-    int raised = softmax_step<0>(c, p, mod, x.first, is_masked(x, c.at.kv_len),
+    int raised = softmax_step<0>(c, p, mod, x.first, piece_masked(x, c.at.kv_len),
                                  sm.columns + team * CFG_TN, team, s, rescale);
     hold_wait(sm, c);
     wgmma_wait<LEFT>();
@@ -160,8 +160,8 @@ DEVICE void first_piece(const arena &sm, progress &done, consumer &c, const cu_f
     release(sm, done.n++);
     if (CFG_QS == 1)
         release_q(sm, done, x.flags & PIECE_LAST);
-    softmax_step<1>(c, p, mod, x.first, is_masked(x, c.at.kv_len), sm.columns + team * CFG_TN,
-                    team, s, unused);
+    softmax_step<1>(c, p, mod, x.first, piece_masked(x, c.at.kv_len),
+                    sm.columns + team * CFG_TN, team, s, unused);
     pack_p(prob, s);
 }
 
@@ -179,7 +179,7 @@ DEVICE piece next_piece(const arena &sm, progress &done, consumer &c, const cu_f
     release(sm, done.n);
     if (CFG_QS == 1)
         release_q(sm, done, x.flags & PIECE_LAST);
-    int raised = softmax_step<0>(c, p, mod, x.first, is_masked(x, c.at.kv_len),
+    int raised = softmax_step<0>(c, p, mod, x.first, piece_masked(x, c.at.kv_len),
                                  sm.columns + team * CFG_TN, team, s, rescale);
     hold_wait(sm, c);
     wgmma_wait<0>();

@@ -135,8 +135,8 @@ DEVICE int walk_next(block_walk &w, const cu_fwd &p, int kv_len)
 }
 #endif
 
-/* Whether scores of the present block may be masked: it is partial, or the keys end in it. */
+/* Why scores of the present block may be masked. */
 DEVICE int walk_masked(const block_walk &w, int kv_len)
 {
-    return w.partial | (w.block * CFG_TN + CFG_TN > kv_len);
+    return masked_by(w.partial, w.block * CFG_TN + CFG_TN > kv_len);
 }
