@@ -700,8 +700,10 @@ SACCADE_API size_t saccade_plan_backward_workspace(const saccade_plan *plan,
 /* Bytes of workspace for the run of these arguments (of data positions on the host alone are
  * read; other positions may need other sizes): more
  * than saccade_plan_backward_workspace where gradients of q, k or v have dimensions of stride 0
- * (each place is then made in f32, and added up), captures' are f16 or bf16, or captures' are
- * wanted on CUDA (which sums many of them exactly, 104 bytes an element): a run needs it;
+ * (each place is then made in f32, and added up), those of k and v in pages are f16 or bf16 in
+ * ragged runs on the host (sequences add to sums in f32, 4 bytes an element of the pools),
+ * captures' are f16 or bf16, or captures' are wanted on CUDA (which sums many of them exactly,
+ * 104 bytes an element): a run needs it;
  * and where a capture's index gives its gradient no order (explain says so): its sum is then in
  * fixed point by all threads, and in a smaller workspace on one thread in the order of items,
  * which may differ in the last bits. Less on CUDA where d_q has no holes: rows lie in it. */

@@ -357,8 +357,10 @@ static void run_ragged(ragged_run *r, int is_backward)
         a.sinks = c->has_sinks ? &sinks : NULL;
         a.d_captures = &dt, a.n_d_captures = has_t;
         a.d_sinks = c->has_sinks ? &d_sinks : NULL;
-        workspace_of(saccade_plan_backward_workspace(plan, &sizes), &a.workspace,
-                     &a.workspace_bytes);
+        size_t bytes = saccade_plan_backward_workspace(plan, &sizes);
+        if (c->is_paged) /* pools' sums are not among the sizes */
+            assert_int_equal(saccade_backward_workspace(plan, &a, &bytes, &err), SACCADE_OK);
+        workspace_of(bytes, &a.workspace, &a.workspace_bytes);
         if (saccade_backward(plan, &a, &err))
             fail_msg("%s: %s: %s", c->problem_name, err.where, err.message);
         free(a.workspace);
@@ -639,6 +641,136 @@ static void block_masks(void **state)
     }
 }
 
+/* ---- pages that many sequences share ---- */
+
+enum { SHARERS = 600, SHARED_HEADS = 2, SHARED_DIM = 16 };
+
+/* One query a sequence, all over one page; the pool's other page is nobody's. Scores are 0, so
+ * each weight is 1/16; Q and dO are 1 and V is 1 and -1 in turns, so every term of d_v is 1/16
+ * and, with the scale of 1/4, of d_k 1/4 with the sign of V. */
+typedef struct shared_case {
+    const char *backend;
+    saccade_dtype dtype;
+    int is_added, is_one_head; /* the gradients' heads lie in one place */
+} shared_case;
+
+static uint16_t half_of(saccade_dtype dtype, float x)
+{
+    uint16_t half;
+    put(dtype, (char *)&half, x);
+    return half;
+}
+
+static saccade_tensor filled(saccade_dtype dtype, int32_t rank, const int64_t *shape, float x)
+{
+    int64_t n = 1;
+    for (int32_t d = 0; d < rank; d++)
+        n *= shape[d];
+    char *data = malloc((size_t)n * saccade_dtype_bytes(dtype));
+    assert_non_null(data);
+    for (int64_t i = 0; i < n; i++)
+        put(dtype, data + (size_t)i * saccade_dtype_bytes(dtype), x);
+    return saccade_tensor_of(data, dtype, rank, shape);
+}
+
+static void check_sum(const shared_case *c, const char *what, const saccade_tensor *t,
+                      float term, float start, int is_signed)
+{
+    const int heads = c->is_one_head ? 1 : SHARED_HEADS;
+    const uint16_t *at = t->data;
+    for (int64_t n = 0; n < 2 * heads * PAGE * SHARED_DIM; n++) {
+        const int is_live = n < heads * PAGE * SHARED_DIM;
+        const float sign = is_signed && n / SHARED_DIM % 2 ? -1 : 1;
+        const float sum = sign * term * (SHARERS * SHARED_HEADS / heads);
+        const float want = (c->is_added ? start : 0) + (is_live ? sum : 0);
+        if (at[n] != half_of(c->dtype, want))
+            fail_msg("%s, %s%s%s: element %lld of %s is 0x%04x, expected %g (0x%04x)",
+                     c->backend, saccade_dtype_name(c->dtype), c->is_added ? ", added" : "",
+                     c->is_one_head ? ", one head" : "", (long long)n, what, at[n],
+                     (double)want, half_of(c->dtype, want));
+    }
+}
+
+static void check_shared(const shared_case *c)
+{
+    enum { H = SHARED_HEADS, D = SHARED_DIM };
+    static int32_t cu[SHARERS + 1], len[SHARERS], entries[SHARERS];
+    const int64_t q_shape[3] = {SHARERS, H, D}, pool[4] = {2, H, PAGE, D};
+    const int64_t table_shape[2] = {SHARERS, 1};
+    saccade_error err = {0};
+    saccade_plan *plan;
+    saccade_problem problem;
+    saccade_ragged ragged;
+    saccade_pages pages;
+    saccade_positions at;
+    saccade_forward_args f;
+    saccade_backward_args b;
+    for (int n = 0; n < SHARERS; n++)
+        cu[n + 1] = n + 1, len[n] = PAGE;
+    const saccade_tensor cu_q = numbers(cu, SHARERS + 1), kv_len = numbers(len, SHARERS);
+    const saccade_tensor table = saccade_tensor_of(entries, SACCADE_I32, 2, table_shape);
+    saccade_tensor q = filled(c->dtype, 3, q_shape, 1), out = filled(c->dtype, 3, q_shape, 0);
+    saccade_tensor d_out = filled(c->dtype, 3, q_shape, 1);
+    saccade_tensor lse = filled(SACCADE_F32, 2, q_shape, 0);
+    saccade_tensor k = filled(c->dtype, 4, pool, 0), v = filled(c->dtype, 4, pool, 1);
+    saccade_tensor dk = filled(c->dtype, 4, pool, 2), dv = filled(c->dtype, 4, pool, 2.5f);
+    for (int64_t n = 0; n < 2 * H * PAGE * D; n++)
+        put(c->dtype, (char *)v.data + 2 * n, n / D % 2 ? -1 : 1);
+    if (c->is_one_head)
+        dk.stride[0] = dv.stride[0] = PAGE * D, dk.stride[1] = dv.stride[1] = 0;
+    saccade_problem_init(&problem);
+    problem.sizes = (saccade_sizes){0, H, H, 0, 0, D, D};
+    problem.dtype = c->dtype;
+    problem.backend = c->backend;
+    problem.ragged = 1;
+    problem.page = PAGE;
+    problem.gradients = SACCADE_GRADIENT_K | SACCADE_GRADIENT_V;
+    assert_int_equal(saccade_plan_create(NULL, &problem, &plan, &err), SACCADE_OK);
+    saccade_ragged_init(&ragged);
+    ragged.cu_seqlens_q = &cu_q;
+    saccade_pages_init(&pages);
+    pages.table = &table;
+    saccade_positions_init(&at);
+    at.kv_len = &kv_len;
+    const saccade_sizes sizes = {SHARERS, H, H, 1, PAGE, D, D};
+    saccade_forward_args_init(&f);
+    f.q = &q, f.k = &k, f.v = &v, f.out = &out, f.lse = &lse;
+    f.positions = &at, f.ragged = &ragged, f.pages = &pages;
+    workspace_of(saccade_plan_workspace(plan, &sizes), &f.workspace, &f.workspace_bytes);
+    if (saccade_forward(plan, &f, &err))
+        fail_msg("%s: %s", err.where, err.message);
+    saccade_backward_args_init(&b);
+    b.q = &q, b.k = &k, b.v = &v, b.out = &out, b.lse = &lse, b.d_out = &d_out;
+    b.d_k = &dk, b.d_v = &dv, b.positions = &at, b.ragged = &ragged, b.pages = &pages;
+    b.accumulate = c->is_added ? SACCADE_GRADIENT_K | SACCADE_GRADIENT_V : 0;
+    size_t bytes;
+    assert_int_equal(saccade_backward_workspace(plan, &b, &bytes, &err), SACCADE_OK);
+    workspace_of(bytes, &b.workspace, &b.workspace_bytes);
+    b.workspace_bytes = bytes - 1;
+    assert_int_equal(saccade_backward(plan, &b, &err), SACCADE_EINVAL);
+    b.workspace_bytes = bytes;
+    if (saccade_backward(plan, &b, &err))
+        fail_msg("%s: %s", err.where, err.message);
+    check_sum(c, "d_k", &dk, 0.25f, 2, 1);
+    check_sum(c, "d_v", &dv, 0.0625f, 2.5f, 0);
+    void *all[] = {q.data, out.data, d_out.data, lse.data,    k.data,
+                   v.data, dk.data,  dv.data,    f.workspace, b.workspace};
+    for (size_t n = 0; n < sizeof all / sizeof *all; n++)
+        free(all[n]);
+    saccade_plan_destroy(plan);
+}
+
+static void shared_pages_round_once(void **state)
+{
+    static const char *const backends[] = {"cpu", "ref"};
+    (void)state;
+    for (int n = 0; n < 16; n++)
+        check_shared(&(shared_case){.backend = backends[n & 1],
+                                    .dtype = n & 2 ? SACCADE_F16 : SACCADE_BF16,
+                                    .is_added = n >> 2 & 1,
+                                    .is_one_head = n >> 3});
+}
+
 /* ---- errors ---- */
 
 typedef struct bad_run {
@@ -692,7 +824,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_level), cmocka_unit_test(gradients),
         cmocka_unit_test(reference_and_plain), cmocka_unit_test(block_masks),
-        cmocka_unit_test(one_clear_line),
+        cmocka_unit_test(shared_pages_round_once), cmocka_unit_test(one_clear_line),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -60,7 +60,8 @@ size_t plan_backward_workspace(const saccade_plan *plan, const saccade_sizes *s,
     const saccade_sizes given = given_sizes(plan, plan->solver->takes_ragged_backward, s);
     if (!plan_is_possible(s))
         return SIZE_MAX;
-    return plan->solver->backward_workspace(plan, &given, gradients);
+    return sum_bytes(plan_pool_room(plan, gradients),
+                     plan->solver->backward_workspace(plan, &given, gradients));
 }
 
 size_t plan_tangent_workspace(const saccade_plan *plan, const saccade_sizes *s)

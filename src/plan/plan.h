@@ -352,6 +352,9 @@ saccade_status plan_forward_rows(const saccade_plan *plan, const plan_run *run,
                                  saccade_error *err);
 saccade_status plan_backward(const saccade_plan *plan, const plan_run *run,
                              const plan_gradients *gradients, saccade_error *err);
+/* Bytes of plan_backward's own at the front of its workspace: sums in f32 of gradients of 16
+ * bits of pools of pages, which sequences of a ragged run add to one after the other. */
+size_t plan_pool_room(const saccade_plan *plan, const plan_gradients *gradients);
 
 /* ---- head_max.c ---- */
 

@@ -3,9 +3,11 @@
  * solvers that take no ragged run as a whole. */
 #include "plan/plan.h"
 
+#include "base/integers.h"
 #include "base/quantize.h"
 #include "base/status.h"
 #include "base/tensor_walk.h"
+#include "plan/gradient_sums.h"
 
 typedef struct span {
     int64_t first, count;
@@ -164,6 +166,73 @@ static void clear_unless(const saccade_tensor *t, uint32_t is_added)
         tensor_clear(t);
 }
 
+/* Bytes of a pool's gradient in f32, whole lines of them; 0 where sequences add to the gradient
+ * itself. */
+static size_t sum_room(const saccade_tensor *t)
+{
+    double bytes = sizeof(float);
+    if (!t || (t->dtype != SACCADE_F16 && t->dtype != SACCADE_BF16))
+        return 0;
+    for (int32_t d = 0; d < t->rank; d++)
+        bytes *= (double)t->shape[d];
+    return bytes < TENSOR_MOST_REACH ? ((size_t)bytes + 63) / 64 * 64 : SIZE_MAX;
+}
+
+size_t plan_pool_room(const saccade_plan *plan, const plan_gradients *gradients)
+{
+    const plan_problem *p = &plan->problem;
+    if (!gradients || !p->is_ragged || !p->page || plan->solver->takes_ragged_backward)
+        return 0;
+    return sum_bytes(sum_room(gradients->dk), sum_room(gradients->dv));
+}
+
+/* Gradients that sequences add to: a pool's of 16 bits, which many sequences may share, are
+ * summed in f32 at the front of the workspace and rounded once. */
+typedef struct pool_sums {
+    plan_run run; /* with the rest of the workspace */
+    plan_gradients gradients;
+    saccade_tensor dk, dv;
+} pool_sums;
+
+static const saccade_tensor *begin_sum(const saccade_tensor *t, plan_run *run,
+                                       saccade_tensor *sum)
+{
+    const size_t bytes = sum_room(t);
+    if (!bytes)
+        return t;
+    *sum = saccade_tensor_of(run->workspace, SACCADE_F32, t->rank, t->shape);
+    run->workspace = (char *)run->workspace + bytes;
+    run->workspace_bytes -= bytes;
+    return sum;
+}
+
+static void begin_sums(const plan_run *run, const plan_gradients *gradients, pool_sums *s)
+{
+    s->run = *run;
+    s->gradients = *gradients;
+    if (!is_pool(run))
+        return;
+    s->gradients.dk = begin_sum(gradients->dk, &s->run, &s->dk);
+    s->gradients.dv = begin_sum(gradients->dv, &s->run, &s->dv);
+    if (s->gradients.dk == &s->dk)
+        s->gradients.added &= ~(uint32_t)SACCADE_GRADIENT_K;
+    if (s->gradients.dv == &s->dv)
+        s->gradients.added &= ~(uint32_t)SACCADE_GRADIENT_V;
+    clear_unless(s->gradients.dk, s->gradients.added & SACCADE_GRADIENT_K);
+    clear_unless(s->gradients.dv, s->gradients.added & SACCADE_GRADIENT_V);
+}
+
+static void end_sums(const saccade_plan *plan, const plan_gradients *gradients,
+                     const pool_sums *s)
+{
+    if (s->gradients.dk == &s->dk)
+        plan_sum_repeated(&s->dk, gradients->dk, (gradients->added & SACCADE_GRADIENT_K) != 0,
+                          plan->threads);
+    if (s->gradients.dv == &s->dv)
+        plan_sum_repeated(&s->dv, gradients->dv, (gradients->added & SACCADE_GRADIENT_V) != 0,
+                          plan->threads);
+}
+
 /* Gradients of one sequence, those of captures and sinks on top of the others'. */
 static saccade_status one_backward(const saccade_plan *plan, const plan_run *run,
                                    const plan_gradients *all, int64_t b, saccade_error *err)
@@ -200,19 +269,18 @@ static saccade_status one_backward(const saccade_plan *plan, const plan_run *run
 saccade_status plan_backward(const saccade_plan *plan, const plan_run *run,
                              const plan_gradients *gradients, saccade_error *err)
 {
+    pool_sums s;
     if (!run->ragged || plan->solver->takes_ragged_backward)
         return plan->solver->backward(plan, run, gradients, err);
     for (int i = 0; i < MOD_MAX_CAPTURES; i++)
         if ((plan->problem.gradient_captures >> i & 1)
             && !(gradients->added & SACCADE_GRADIENT_CAPTURES))
             tensor_clear(&gradients->captures[i]);
-    if (is_pool(run)) {
-        clear_unless(gradients->dk, gradients->added & SACCADE_GRADIENT_K);
-        clear_unless(gradients->dv, gradients->added & SACCADE_GRADIENT_V);
-    }
     if (gradients->sinks && !(gradients->added & SACCADE_GRADIENT_SINKS))
         tensor_clear(gradients->sinks);
+    begin_sums(run, gradients, &s);
     for (int64_t b = 0; b < run->sizes.B; b++)
-        TRY(one_backward(plan, run, gradients, b, err));
+        TRY(one_backward(plan, &s.run, &s.gradients, b, err));
+    end_sums(plan, gradients, &s);
     return SACCADE_OK;
 }

@@ -226,7 +226,8 @@ class _Call:
         a.tensors(d_q=made[0], d_k=made[1], d_v=made[2], sinks=sinks, d_sinks=made[3])
         sums = [q.new_empty(t.shape, dtype=stats_dtype(q)) for _, _, t in learned]
         a.gradients([name for name, _, _ in learned], sums)
-        room = a.backward_room(plan) if learned else plan.backward_workspace(*self.sizes(k))
+        is_told = learned or self.paged[0] is not None  # by the gradients, not by sizes alone
+        room = a.backward_room(plan) if is_told else plan.backward_workspace(*self.sizes(k))
         a.run(plan, room, q, "backward")
         return made + Slots.as_captured(
             [t for _, t, _ in self.learned], needs[4:], iter(sums)
