@@ -191,6 +191,34 @@ static void parts_of_nan(void **state)
     }
 }
 
+/* A NaN of V in a part whose weight is below f32's range is NaN all the same, whichever parts
+ * come first. */
+static void parts_of_no_weight(void **state)
+{
+    static const char *const problems[] = {
+        "h2/1 q1 kv12288 d16 f32", "h2/1 q6 kv12288 d16 bf16", "h1 q100 kv12288 d16 f16"};
+    static const char *const scores[] = {"kv < 3000 ? score - 300.0 : score",
+                                         "kv < 9000 ? score : score - 300.0"};
+    (void)state;
+    for (int n = 0; n < 12; n++) {
+        case_run r;
+        const float nan = NAN;
+        case_make(&(forward_case){.problem = problems[n / 4], .score = scores[n % 2]}, &r);
+        const saccade_tensor *v = &r.v.t;
+        const int64_t at = (n % 2 ? 12000 : 77) * v->stride[2] + 3;
+        convert_from_f32(v->dtype, &nan,
+                         (char *)v->data + at * (int64_t)saccade_dtype_bytes(v->dtype), 1);
+        r.problem.batch_invariant = n / 2 % 2;
+        case_solve(&r);
+        for (const char *const *level = case_levels(); *level; level++) {
+            saccade_plan *plan = case_plan(&r, *level, 2);
+            case_check(&r, plan, NULL, *level, NULL, NULL);
+            saccade_plan_destroy(plan);
+        }
+        case_free(&r);
+    }
+}
+
 static void check_threads(const forward_case *c)
 {
     case_run r;
@@ -451,6 +479,7 @@ int main(void)
         cmocka_unit_test(mixed_dtypes),
         cmocka_unit_test(nonfinite_values),
         cmocka_unit_test(parts_of_nan),
+        cmocka_unit_test(parts_of_no_weight),
         cmocka_unit_test(threads_do_not_matter),
         cmocka_unit_test(blocks_of_rows_do_not_matter),
         cmocka_unit_test(block_masks),

@@ -142,6 +142,13 @@ static float part_weight(const cpu_worker *w, float m, float all)
     return m == -INFINITY ? 0 : (float)exp2(exponent_of(w, m) - exponent_of(w, all));
 }
 
+/* A part's O times its weight. A weight below f32's range gives 0 whatever the sign of O, but
+ * NaN of an infinity or NaN. */
+static float weighed(float weight, float o)
+{
+    return weight == 0 ? 0 * fabsf(o) : weight * o;
+}
+
 void item_add_part(cpu_worker *w, const float *part, int32_t r)
 {
     const int32_t o_ld = w->job->g.o_ld;
@@ -157,7 +164,7 @@ void item_add_part(cpu_worker *w, const float *part, int32_t r)
     const float all = m > w->m[r] ? m : w->m[r];
     const float keep = part_weight(w, w->m[r], all), take = part_weight(w, m, all);
     for (int32_t d = 0; d < o_ld; d++)
-        o[d] = (keep == 0 ? 0 : keep * o[d]) + (take == 0 ? 0 : take * po[d]);
-    w->l[r] = (keep == 0 ? 0 : keep * w->l[r]) + (take == 0 ? 0 : take * l);
+        o[d] = weighed(keep, o[d]) + weighed(take, po[d]);
+    w->l[r] = keep * w->l[r] + take * l;
     w->m[r] = all;
 }
