@@ -374,7 +374,8 @@ static void same_gradients(const case_run *r, const run_options *o, const run_re
     run_drop(&got);
 }
 
-static void one_backward(forward_case c, int n, int on_device)
+/* nan_row: of Q, which gets a NaN in all batches and heads; -1: none. */
+static void one_backward(forward_case c, int n, int on_device, int nan_row)
 {
     int64_t values[2] = {5, n};
     const saccade_tensor state = state_of(values);
@@ -383,6 +384,11 @@ static void one_backward(forward_case c, int n, int on_device)
     case_run r;
     c.kv_len = 0;
     case_make(&c, &r);
+    for (int64_t head = 0; nan_row >= 0 && head < r.sizes.B * r.sizes.H; head++)
+        run_put(&r.q.t,
+                head / r.sizes.H * r.q.t.stride[0] + head % r.sizes.H * r.q.t.stride[1]
+                    + nan_row * r.q.t.stride[2],
+                NAN);
     const int64_t shape[4] = {r.sizes.B, r.sizes.H, r.sizes.Q, r.sizes.Dv};
     const saccade_tensor d_out = run_make(r.dtype, 4, shape);
     const saccade_tensor d_lse = run_make(SACCADE_F32, 3, shape);
@@ -421,7 +427,16 @@ static void gradients_agree(void **unused)
     (void)unused;
     static const int which[] = {0, 1, 3, 4};
     for (int n = 0; n < 4; n++)
-        one_backward(cases[which[n]], which[n], 0);
+        one_backward(cases[which[n]], which[n], 0, -1);
+}
+
+/* A row whose weights are NaN: what dropout drops of them is NaN too. */
+static void gradients_of_nan_agree(void **unused)
+{
+    (void)unused;
+    static const int which[] = {0, 1, 3, 4};
+    for (int n = 0; n < 4; n++)
+        one_backward(cases[which[n]], which[n], 0, 37);
 }
 
 static void device_gradients_agree(void **unused)
@@ -431,7 +446,7 @@ static void device_gradients_agree(void **unused)
         skip();
     for (int n = 0; n < DEVICE_CASES; n++)
         if (is_device_case(n))
-            one_backward(device_cases[n], n, 1);
+            one_backward(device_cases[n], n, 1, -1);
 }
 
 static saccade_tensor widened(const saccade_tensor *t)
@@ -617,6 +632,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(statistics),
         cmocka_unit_test(rates),
         cmocka_unit_test(gradients_agree),
+        cmocka_unit_test(gradients_of_nan_agree),
         cmocka_unit_test(differences),
         cmocka_unit_test(texts),
         cmocka_unit_test(mistakes),

@@ -3,6 +3,8 @@
 #include "cpu/backward/backward.h"
 #include "cpu/kernels/drop.h"
 
+#include <math.h>
+
 enum { LD = BACKWARD_KEYS };
 
 /* What is kept of row r of the tile, from key `from` on. */
@@ -78,7 +80,11 @@ void backward_drop_weights(backward_worker *w, int32_t r0, int32_t rows, int32_t
     if (!job->run->dropout.is_on || !job->backward->has_dv)
         return;
     const cpu_drop drop = drop_of(w);
+    const saccade_sizes *s = &job->run->sizes;
+    const float *lse = job->lse + (w->b * s->H + w->h) * s->Q + w->i0;
     for (int32_t r = r0; r < r0 + rows; r++) {
+        if (isnan(lse[r])) /* live weights are NaN, and stay so times 0 */
+            continue;
         const uint16_t *keep = kept_of(w, &drop, r, from, past, room);
         if (job->backward->kernels->is_apart)
             drop_halves(w, r, from, past, keep);
