@@ -585,6 +585,38 @@ static void plans_that_cannot_are_refused(void **state)
     assert_null(plan);
 }
 
+/* Sums along diagonals of a long run of many heads are more than a size can say. */
+static void lengths_beyond_memory(void **state)
+{
+    static const char text[] = "score + t[clamp(q - kv + 100, 0, 100)]";
+    const saccade_capture t = {.name = "t", .dtype = SACCADE_F32, .rank = 1};
+    const char *const name = "t";
+    saccade_mod *generic, *score;
+    saccade_plan *plan;
+    saccade_error err = {0};
+    saccade_problem p;
+    (void)state;
+    assert_int_equal(
+        saccade_mod_parse(SACCADE_SCORE, text, sizeof text - 1, &generic, &err), SACCADE_OK);
+    assert_int_equal(saccade_mod_bind(generic, &t, 1, &score, &err), SACCADE_OK);
+    saccade_mod_destroy(generic);
+    saccade_problem_init(&p);
+    p.sizes = (saccade_sizes){0, 65536, 1, 0, 0, 1, 1};
+    p.backend = "cpu";
+    p.score = score;
+    p.gradients = SACCADE_GRADIENT_CAPTURES;
+    p.gradient_captures = &name;
+    p.n_gradient_captures = 1;
+    assert_int_equal(saccade_plan_create(NULL, &p, &plan, &err), SACCADE_OK);
+    saccade_sizes s = {1 << 18, 65536, 1, 1, 1 << 30, 1, 1};
+    assert_true(saccade_plan_backward_workspace(plan, &s) == SIZE_MAX);
+    s.KV = 1 << 20;
+    s.B = 1;
+    assert_true(saccade_plan_backward_workspace(plan, &s) < SIZE_MAX / 2);
+    saccade_plan_destroy(plan);
+    saccade_mod_destroy(score);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -596,6 +628,7 @@ int main(void)
         cmocka_unit_test(captures_lie_anyhow),
         cmocka_unit_test(unread_captures_are_cleared_by_runs),
         cmocka_unit_test(plans_that_cannot_are_refused),
+        cmocka_unit_test(lengths_beyond_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -198,6 +198,10 @@ backward_scratch backward_scratch_of(const saccade_plan *plan,
     return at;
 }
 
+/* Sums of a read along an axis, one for each chunk and query head, at most: beyond it they are
+ * more than memory can be, and their bytes might wrap. */
+static const int64_t MOST_SUMS = (int64_t)1 << 48;
+
 /* Grows with every size, so that the workspace of the largest run serves the smaller ones:
  * sums of dQ are counted for as many chunks as any smaller run may have. */
 static void lay_out(const saccade_plan *plan, const cpu_backward_plan *backward,
@@ -224,7 +228,12 @@ static void lay_out(const saccade_plan *plan, const cpu_backward_plan *backward,
     place((size_t)plan->threads * g->thread_bytes, &g->thread_off, &end);
     const int64_t axis = s->Q + s->KV,
                   chunks = smaller(BACKWARD_CHUNKS, ceil_div(s->KV, FEW_KEYS));
-    g->read_bytes = bytes64(chunks * g->heads * plan->problem.group * axis, sizeof(double));
+    const int64_t lines = chunks * g->heads * plan->problem.group;
+    if (backward->n_reads && lines > MOST_SUMS / axis) {
+        g->bytes = SIZE_MAX;
+        return;
+    }
+    g->read_bytes = bytes64(lines * axis, sizeof(double));
     place(backward->n_reads * g->read_bytes, &g->read_off, &end);
     place(backward->n_reads ? bytes64(axis, sizeof(int64_t)) : 0, &g->moving_off, &end);
     place(bytes64(backward->n_reads, sizeof(backward_read_run)), &g->reads_off, &end);
@@ -263,8 +272,9 @@ size_t cpu_backward_workspace(const saccade_plan *plan, const cpu_backward_plan 
     const saccade_sizes s = whole_sizes(plan, sizes);
     const int is_least = !gradients || gradients->is_least;
     const cpu_backward_plan careful = backward_careful_of(backward);
-    return (size_t)larger((int64_t)backward_geometry_of(plan, backward, sizes).bytes,
-                          (int64_t)backward_geometry_of(plan, &careful, sizes).bytes)
-           + backward_places_bytes(plan, backward, &s, gradients)
-           + (is_least ? 0 : backward_fixed_bytes(backward, gradients));
+    const size_t own = backward_geometry_of(plan, backward, sizes).bytes;
+    const size_t with_careful = backward_geometry_of(plan, &careful, sizes).bytes;
+    const size_t more = backward_places_bytes(plan, backward, &s, gradients)
+                        + (is_least ? 0 : backward_fixed_bytes(backward, gradients));
+    return sum_bytes(own > with_careful ? own : with_careful, more);
 }
