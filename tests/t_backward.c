@@ -1,6 +1,8 @@
 /* Backward on the CPU: every level against float64, over masks, scores, lengths, strides and
  * poisoned memory; equal bits over threads. */
+#include "support/amx_trap.h"
 #include "support/backward_case.h"
+#include "support/run_case.h"
 #include "support/short_run.h"
 
 #include <math.h>
@@ -323,6 +325,97 @@ static void test_threads(void **state)
     }
 }
 
+/* ---- rows whose lse is too large to tell weights ---- */
+
+enum { LOST_ROW = 37 };
+
+static void set_row(const saccade_tensor *t, float x)
+{
+    for (int64_t h = 0; h < t->shape[1]; h++)
+        for (int64_t d = 0; d < t->shape[3]; d++)
+            run_put(t, (h * t->shape[2] + LOST_ROW) * t->shape[3] + d, x);
+}
+
+/* Other kernels multiply operands that are not finite: last bits may differ. */
+static void near(const char *what, const case_run *r, const char *level, float x,
+                 const saccade_tensor *got, const saccade_tensor *want)
+{
+    for (int64_t i = 0; i < run_count(want); i++)
+        if (!(fabs(run_get(got, i) - run_get(want, i)) <= 1e-3 + 1e-2 * fabs(run_get(want, i))))
+            fail_msg("%s[%lld]: got %g, expected %g as where dO is 1 and not %g: %s, %s, %s",
+                     what, (long long)i, run_get(got, i), run_get(want, i), (double)x,
+                     r->c.problem, r->c.score, level);
+}
+
+static void check_lost_row(const case_run *r, run_options *o)
+{
+    static const float values[] = {1, 3e38f, INFINITY, NAN};
+    const int64_t D = r->sizes.D;
+    run_results got[4];
+    for (int n = 0; n < 4; n++) {
+        set_row(o->d_out, values[n]);
+        run_forward(r, o, &got[n]);
+        run_backward(r, o, &got[n]);
+        near("dq", r, o->level, values[n], &got[n].dq, &got[0].dq);
+        near("dk", r, o->level, values[n], &got[n].dk, &got[0].dk);
+        near("dv", r, o->level, values[n], &got[n].dv, &got[0].dv);
+        near("d_sinks", r, o->level, values[n], &got[n].d_sinks, &got[0].d_sinks);
+        for (int64_t i = 0; i < r->sizes.H * D; i++)
+            assert_true(run_get(&got[n].dq, (i / D * r->sizes.Q + LOST_ROW) * D + i % D) == 0);
+    }
+    for (int n = 0; n < 4; n++)
+        run_drop(&got[n]);
+}
+
+/* Such a row's gradients are exact zeros, whatever dO is there and whether its products with V
+ * are within f32's range. */
+static void test_lost_rows(void **state)
+{
+    static const char *const problems[] = {"b1 h2 q130 kv300 d32 f32",
+                                           "b1 h2 q130 kv300 d32 bf16",
+                                           "b1 h2 q130 kv300 d32 f16"};
+    static const char *const scores[] = {"q == 37 ? score - 1.0e6 : score",
+                                         "q == 37 ? score - 1.0e6 : 5.0 * tanh(score / 5.0)"};
+    static const char *const lost_masks[] = {NULL, "q + 150 >= kv", "(q + kv) % 3 != 0"};
+    (void)state;
+    for (int n = 0; n < 18; n++) {
+        case_run r;
+        if (is_left_out((size_t)n / 3, n % 3, 3))
+            continue;
+        case_make(&(forward_case){.problem = problems[n / 6],
+                                  .score = scores[n / 3 % 2],
+                                  .mask = lost_masks[n % 3],
+                                  .seed = (uint64_t)n + 400},
+                  &r);
+        for (int64_t i = 0; i < r.sizes.Dv; i++) /* 4 in a row of V that all rows see */
+            for (int64_t h = 0; h < r.sizes.Hkv; h++)
+                run_put(&r.v.t, h * r.v.t.stride[1] + 5 * r.v.t.stride[2] + i, 4);
+        const int64_t shape[4] = {1, r.sizes.H, r.sizes.Q, r.sizes.Dv};
+        const saccade_tensor d_out = run_make(r.dtype, 4, shape);
+        const saccade_tensor sinks = run_make(SACCADE_F32, 1, &r.sizes.H);
+        run_randomise(&d_out, 3);
+        for (int64_t h = 0; h < r.sizes.H; h++)
+            run_put(&sinks, h, -1e6);
+        run_options o = {.problem = r.problem, .d_out = &d_out, .sinks = &sinks};
+        o.problem.backend = "cpu";
+        o.problem.sinks_dtype = SACCADE_F32;
+        o.problem.gradients = SACCADE_GRADIENT_Q | SACCADE_GRADIENT_K | SACCADE_GRADIENT_V
+                              | SACCADE_GRADIENT_SINKS;
+        for (const char *const *level = case_levels(); *level; level++) {
+            o.level = *level;
+            check_lost_row(&r, &o);
+        }
+        if (!getenv("SACCADE_LEVEL") && amx_trap_begin()) {
+            o.level = "amx";
+            check_lost_row(&r, &o);
+            amx_trap_end();
+        }
+        free(d_out.data);
+        free(sinks.data);
+        case_free(&r);
+    }
+}
+
 /* ---- what lies at dead positions reaches nothing ---- */
 
 static void poison(const saccade_tensor *t, int64_t b, int64_t h, int64_t i)
@@ -375,6 +468,7 @@ int main(void)
         cmocka_unit_test(test_threads),    cmocka_unit_test(test_poison),
         cmocka_unit_test(test_captures),   cmocka_unit_test(test_many_reads),
         cmocka_unit_test(test_flex),       cmocka_unit_test(test_linear),
+        cmocka_unit_test(test_lost_rows),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

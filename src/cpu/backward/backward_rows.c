@@ -73,6 +73,8 @@ static double sink_term(const void *of, int64_t b, int64_t h, int64_t i)
     const plan_part *part = job->run->rows ? plan_part_of(job->run->rows, i) : NULL;
     const int64_t place = part ? part->row + i - part->first : i;
     const double sink = plan_sink_of(job->run, b, h, place);
+    if (job->lse[at] == INFINITY) /* weighing_lse's */
+        return 0;
     const double delta =
         plan_sink_delta(job->run, job->gradients, b, h, place, (double)job->delta[at]);
     return -plan_sink_weight(sink, (double)job->lse[at]) * delta;

@@ -106,6 +106,19 @@ static void interpret(backward_worker *w, int32_t r0, int32_t r, int32_t from, i
         eval_score(w->score, kv0, n, out[0]);
 }
 
+/* Rows that weigh nothing (backward_rows.c) see no key: 0 times what dO holds may be NaN. */
+static int is_lost(const backward_worker *w, int64_t i)
+{
+    const saccade_sizes *s = &w->job->run->sizes;
+    return w->job->lse[(w->b * s->H + w->h) * s->Q + i] == INFINITY;
+}
+
+static void lose(int32_t n, float *s)
+{
+    for (int32_t j = 0; j < n; j++)
+        s[j] = -INFINITY;
+}
+
 /* Score, then mask, then the end of the keys up to a multiple of 16. */
 void backward_change_scores(backward_worker *w, int32_t r0, int32_t rows, int32_t from,
                             int32_t past)
@@ -124,6 +137,8 @@ void backward_change_scores(backward_worker *w, int32_t r0, int32_t rows, int32_
             cut(w, w->i0 + r, w->j0 + from, n, s);
         else if (!is_whole && !(compiled && masked))
             apply_mask(w, w->i0 + r, w->j0 + from, n, s);
+        if (is_lost(w, w->i0 + r))
+            lose(n, s);
         for (int32_t j = n; j % 16 != 0; j++)
             s[j] = -INFINITY;
     }
