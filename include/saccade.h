@@ -656,10 +656,11 @@ SACCADE_API saccade_status saccade_forward(const saccade_plan *plan,
 
 /* One backward run: gradients of sum(out * d_out) + sum(lse * d_lse), one tensor for each that
  * the problem names and none else: what it leaves out is not computed. Captures keep their
- * values from forward. On the host a dimension of stride 0 in a gradient stands for the sum
- * over it, as an input needs that was broadcast (not over rows in pages, nor over sequences of
- * a ragged run); on a GPU only heads of d_k and d_v whose keys lie in pages, and batches too in
- * chunks. Borrowed as in saccade_forward_args. */
+ * values from forward. On the host a dimension of stride 0 in a gradient of q, k, v or a
+ * capture stands for the sum over it, as an input needs that was broadcast (not over rows in
+ * pages, nor over sequences of a ragged run); on a GPU only heads of d_k and d_v whose keys lie
+ * in pages, and batches too in chunks. d_sinks has a place for each of its elements. Borrowed
+ * as in saccade_forward_args. */
 typedef struct saccade_backward_args {
     size_t size;
     const saccade_tensor *q, *k, *v;       /* as in forward */

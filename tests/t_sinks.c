@@ -527,6 +527,34 @@ static void refuses(const case_run *r, const saccade_problem *p, const saccade_t
     saccade_plan_destroy(plan);
 }
 
+/* Each sink's gradient has a place: none is a sum over a stride of 0. */
+static void refuses_one_place(const case_run *r, const saccade_tensor *sinks)
+{
+    saccade_error err = {0};
+    saccade_plan *plan;
+    saccade_problem p = options_of(r, NULL, NULL, sinks).problem;
+    saccade_tensor d_sinks = *sinks;
+    saccade_backward_args a;
+    d_sinks.stride[0] = 0;
+    p.gradients = SACCADE_GRADIENT_SINKS;
+    assert_int_equal(saccade_plan_create(NULL, &p, &plan, &err), SACCADE_OK);
+    const int64_t shape[3] = {r->sizes.B, r->sizes.H, r->sizes.Q};
+    const saccade_tensor lse = run_make(SACCADE_F32, 3, shape);
+    saccade_backward_args_init(&a);
+    a.q = a.out = a.d_out = &r->q.t;
+    a.k = &r->k.t;
+    a.v = &r->v.t;
+    a.lse = &lse;
+    a.positions = r->args.positions;
+    a.sinks = sinks;
+    a.d_sinks = &d_sinks;
+    assert_int_equal(saccade_backward(plan, &a, &err), SACCADE_EINVAL);
+    assert_string_equal(err.where, "d_sinks");
+    assert_non_null(strstr(err.message, "got stride 0"));
+    free(lse.data);
+    saccade_plan_destroy(plan);
+}
+
 static void mistakes(void **unused)
 {
     (void)unused;
@@ -538,6 +566,7 @@ static void mistakes(void **unused)
     saccade_tensor sinks = sinks_of(&r.sizes, SINK_PER_HEAD, SACCADE_F32);
     saccade_problem p = options_of(&r, NULL, NULL, &sinks).problem;
     refuses(&r, &p, NULL, "got no tensor");
+    refuses_one_place(&r, &sinks);
     sinks.shape[0] = 3;
     refuses(&r, &p, &sinks, "expected 4");
     sinks.shape[0] = 4;
