@@ -4,12 +4,15 @@
 #include "support/run_case.h"
 #include "support/tensor_place.h"
 
+#include "plan/prefix.h"
+
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include <cmocka.h>
 
@@ -242,6 +245,119 @@ static void is_as_without(void **state)
     }
 }
 
+/* ---- lists ---- */
+
+/* Of B batches of Q rows: pieces of 5 rows, tables of 3 entries, of which 2 may be shared. */
+enum { PIECE = 5, ENTRIES = 3, SHARED = 2 };
+
+static prefix_lists lists_of(int B, int Q, int n, const int *groups, const int *shared,
+                             const int *table)
+{
+    prefix_lists l = {.groups = groups,
+                      .shared = shared,
+                      .table = table,
+                      .table_step = ENTRIES,
+                      .B = B,
+                      .Q = Q,
+                      .n = n,
+                      .entries = ENTRIES,
+                      .all_len = ENTRIES * PAGE - 1,
+                      .page = PAGE,
+                      .piece = PIECE,
+                      .pieces = B * Q / PIECE + n,
+                      .most = SHARED};
+    const size_t pieces = (size_t)l.pieces, batches = (size_t)B;
+    l.piece_first = malloc((pieces * (2 + SHARED) + 1 + batches * (2 + ENTRIES)) * sizeof(int));
+    assert_non_null(l.piece_first);
+    l.piece_len = l.piece_first + pieces + 1;
+    l.piece_table = l.piece_len + pieces;
+    l.begin = l.piece_table + pieces * SHARED;
+    l.rest = l.begin + batches;
+    l.rest_table = l.rest + batches;
+    return l;
+}
+
+/* Piece by piece and batch by batch, from what a group is. */
+static void check_lists(const prefix_lists *l)
+{
+    int piece = 0;
+    for (int g = 0; g < l->n; g++)
+        for (int row = l->groups[g] * l->Q; row < l->groups[g + 1] * l->Q; row += PIECE) {
+            assert_int_equal(l->piece_first[piece], row);
+            assert_int_equal(l->piece_len[piece], l->shared[g]);
+            for (int j = 0; j < SHARED; j++)
+                assert_int_equal(l->piece_table[piece * SHARED + j],
+                                 j * PAGE < l->shared[g] ? l->table[l->groups[g] * ENTRIES + j]
+                                                         : -1);
+            piece++;
+        }
+    for (; piece <= l->pieces; piece++) {
+        assert_int_equal(l->piece_first[piece], l->groups[l->n] * l->Q);
+        if (piece < l->pieces)
+            assert_int_equal(l->piece_len[piece], 0);
+    }
+    for (int b = 0, g = 0; b < l->B; b++) {
+        while (g < l->n && l->groups[g + 1] <= b)
+            g++;
+        const int shared = g < l->n && l->groups[g] <= b ? l->shared[g] : 0;
+        assert_int_equal(l->begin[b], shared);
+        assert_int_equal(l->rest[b], l->all_len - shared);
+        for (int j = 0; j < ENTRIES; j++)
+            assert_int_equal(l->rest_table[b * ENTRIES + j],
+                             j * PAGE + shared < l->all_len
+                                 ? l->table[b * ENTRIES + shared / PAGE + j]
+                                 : -1);
+    }
+}
+
+/* Groups of 0 to 4 batches, and batches of no group before and behind them. */
+static void lists_are_of_groups(void **state)
+{
+    enum { BATCHES = 60, GROUPS = 20 };
+    uint32_t seed = 7;
+    (void)state;
+    for (int n = 0; n < 40; n++) {
+        int groups[GROUPS + 1], shared[GROUPS], table[BATCHES * ENTRIES];
+        groups[0] = n % 3;
+        for (int g = 0; g < GROUPS; g++) {
+            seed = seed * 1664525u + 1013904223u;
+            const int past = groups[g] + (int)(seed >> 16) % 5;
+            groups[g + 1] = past < BATCHES ? past : BATCHES;
+            shared[g] = (int)(seed >> 8) % (SHARED + 1) * PAGE;
+        }
+        for (int i = 0; i < BATCHES * ENTRIES; i++)
+            table[i] = 1000 + i;
+        const prefix_lists l = lists_of(BATCHES, 1 + n % 7, GROUPS, groups, shared, table);
+        plan_write_prefix(&l);
+        check_lists(&l);
+        free(l.piece_first);
+    }
+}
+
+/* The host's time grows with groups and batches, not with their product, which took twenty
+ * seconds here. */
+static void lists_of_many_groups_take_no_time(void **state)
+{
+    enum { MANY = 1 << 17, SECONDS = 4 };
+    int *numbers = malloc((size_t)MANY * (2 + ENTRIES) * sizeof *numbers + sizeof *numbers);
+    int *groups = numbers, *shared = groups + MANY + 1, *table = shared + MANY;
+    (void)state;
+    assert_non_null(numbers);
+    for (int i = 0; i <= MANY; i++)
+        groups[i] = i;
+    for (int i = 0; i < MANY; i++)
+        shared[i] = i % (SHARED + 1) * PAGE;
+    for (int i = 0; i < MANY * ENTRIES; i++)
+        table[i] = i;
+    const prefix_lists l = lists_of(MANY, 1, MANY, groups, shared, table);
+    const clock_t start = clock();
+    plan_write_prefix(&l);
+    assert_true((double)(clock() - start) / CLOCKS_PER_SEC < SECONDS);
+    check_lists(&l);
+    free(l.piece_first);
+    free(numbers);
+}
+
 static void the_program_compiles(void **state)
 {
     (void)state;
@@ -334,6 +450,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(is_as_without),
+        cmocka_unit_test(lists_are_of_groups),
+        cmocka_unit_test(lists_of_many_groups_take_no_time),
         cmocka_unit_test(the_program_compiles),
         cmocka_unit_test(bad_problems),
         cmocka_unit_test(bad_runs),

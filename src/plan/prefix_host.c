@@ -7,12 +7,22 @@
 
 #include <math.h>
 
+/* Groups rise, as those on the host do: pieces and batches are met in their order. */
 void plan_write_prefix(const prefix_lists *l)
 {
-    for (int i = 0; i <= l->pieces; i++)
-        prefix_write_piece(l, i, 0, 1);
-    for (int b = 0; b < l->B; b++)
-        prefix_write_rest(l, b, 0, 1);
+    int i = 0, g = 0;
+    for (int n = 0; n < l->n; n++) {
+        const int pieces = prefix_pieces(l, n);
+        for (int k = 0; k < pieces; k++, i++)
+            prefix_write_piece(l, i, (prefix_piece){prefix_row(l, n) + k * l->piece, n}, 0, 1);
+    }
+    for (; i <= l->pieces; i++)
+        prefix_write_piece(l, i, (prefix_piece){prefix_row(l, l->n), -1}, 0, 1);
+    for (int b = 0; b < l->B; b++) {
+        while (g < l->n && b >= l->groups[g + 1])
+            g++;
+        prefix_write_rest(l, b, g < l->n && b >= l->groups[g] ? g : -1, 0, 1);
+    }
 }
 
 typedef struct merge_job {

@@ -47,16 +47,27 @@ typedef struct prefix_piece {
     int row, group;
 } prefix_piece;
 
+/* A group's first row, and how many pieces its rows are cut into. */
+PREFIX_INLINE int prefix_row(const prefix_lists *l, int g)
+{
+    return prefix_first(l->groups, g, l->B) * l->Q;
+}
+
+PREFIX_INLINE int prefix_pieces(const prefix_lists *l, int g)
+{
+    const int rows = prefix_row(l, g + 1) - prefix_row(l, g);
+    return rows > 0 ? (rows + l->piece - 1) / l->piece : 0;
+}
+
+/* Looks at all groups before: for one piece on its own, as a CTA of a GPU writes it. */
 PREFIX_INLINE prefix_piece prefix_find_piece(const prefix_lists *l, int i)
 {
-    prefix_piece found = {prefix_first(l->groups, l->n, l->B) * l->Q, -1};
+    prefix_piece found = {prefix_row(l, l->n), -1};
     int before = 0;
     for (int g = 0; g < l->n; g++) {
-        const int first = prefix_first(l->groups, g, l->B) * l->Q;
-        const int rows = prefix_first(l->groups, g + 1, l->B) * l->Q - first;
-        const int n = rows > 0 ? (rows + l->piece - 1) / l->piece : 0;
+        const int n = prefix_pieces(l, g);
         if (i < before + n) {
-            found.row = first + (i - before) * l->piece;
+            found.row = prefix_row(l, g) + (i - before) * l->piece;
             found.group = g;
             return found;
         }
@@ -65,7 +76,7 @@ PREFIX_INLINE prefix_piece prefix_find_piece(const prefix_lists *l, int i)
     return found;
 }
 
-/* -1: none. */
+/* -1: none. For one batch on its own too. */
 PREFIX_INLINE int prefix_find_group(const prefix_lists *l, int b)
 {
     for (int g = 0; g < l->n; g++)
@@ -76,9 +87,9 @@ PREFIX_INLINE int prefix_find_group(const prefix_lists *l, int b)
 
 /* A piece's numbers and entries `from`, `from` + `step`, ... of its table, which is that of the
  * group's first batch, -1 past its pages; i may be `pieces`. */
-PREFIX_INLINE void prefix_write_piece(const prefix_lists *l, int i, int from, int step)
+PREFIX_INLINE void prefix_write_piece(const prefix_lists *l, int i, prefix_piece p, int from,
+                                      int step)
 {
-    const prefix_piece p = prefix_find_piece(l, i);
     const int pages = p.group < 0 ? 0 : prefix_pages(l, p.group);
     if (from == 0)
         l->piece_first[i] = p.row;
@@ -92,11 +103,12 @@ PREFIX_INLINE void prefix_write_piece(const prefix_lists *l, int i, int from, in
             j < pages ? l->table[first * l->table_step + j] : -1;
 }
 
-/* prefix_write_piece for a batch's own keys, those behind the shared ones: where they begin,
- * how many there are, and entries of their table, -1 past its pages. */
-PREFIX_INLINE void prefix_write_rest(const prefix_lists *l, int b, int from, int step)
+/* prefix_write_piece for the own keys of a batch of group g, -1 without one, those behind the
+ * shared ones: where they begin, how many there are, and entries of their table, -1 past its
+ * pages. */
+PREFIX_INLINE void prefix_write_rest(const prefix_lists *l, int b, int g, int from, int step)
 {
-    const int g = prefix_find_group(l, b), pages = g < 0 ? 0 : prefix_pages(l, g);
+    const int pages = g < 0 ? 0 : prefix_pages(l, g);
     const int len = l->len ? l->len[b * l->len_step] : l->all_len;
     const int rest = prefix_within(len, 0, l->all_len) - pages * l->page;
     if (from == 0) {

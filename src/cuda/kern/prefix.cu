@@ -10,9 +10,11 @@ extern "C" __global__ void __launch_bounds__(LIST_THREADS)
 {
     int i = blockIdx.x;
     if (i <= l.pieces)
-        prefix_write_piece(&l, i, threadIdx.x, LIST_THREADS);
-    else
-        prefix_write_rest(&l, i - l.pieces - 1, threadIdx.x, LIST_THREADS);
+        prefix_write_piece(&l, i, prefix_find_piece(&l, i), threadIdx.x, LIST_THREADS);
+    else {
+        int b = i - l.pieces - 1;
+        prefix_write_rest(&l, b, prefix_find_group(&l, b), threadIdx.x, LIST_THREADS);
+    }
 }
 
 /* NaN is larger than all. */
