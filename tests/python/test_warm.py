@@ -375,3 +375,15 @@ def test_nodes_of_warm_calls():
     same(torch.autograd.grad(call(), x[1:2], d_out), want[1:2])
     torch.autograd.backward(call() * 0 + call(), d_out)
     assert torch.isfinite(bias.grad).all()
+
+
+def test_plans_are_made_for_few_numbers_of_keys():
+    """Caches that grow key by key share one plan; cross attention says how many keys it has."""
+    from saccade.torch.calls import _hints
+
+    assert {_hints(1, n, None)[0] for n in range(1, 300)} == {0}
+    assert [_hints(4096, n, None)[0] for n in (1, 77, 80, 81, 256, 257)] == [
+        32, 80, 80, 96, 256, 0,
+    ]  # fmt: skip
+    assert _hints(4096, 77, object()) == (0, 320)  # a mask's tiles take none
+    assert [_hints(64, n, None)[1] for n in (77, 320, 321)] == [320, 320, 0]
