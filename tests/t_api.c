@@ -468,6 +468,104 @@ static void masks_of_other_scalars(void **unused)
     free(s);
 }
 
+/* A plan of a mask and a block mask of it for `made`, proven, or all blocks imported. */
+static setup *of_mask(const char *text, const saccade_sizes *made, int is_imported)
+{
+    int32_t n[4] = {2, 2, 2, 2}, lists[8] = {0, 1, 0, 1, 0, 1, 0, 1};
+    const saccade_block_indices all = {1, 1, 2, 2, 8, 8, n, lists, NULL, NULL};
+    saccade_block_mask_options o;
+    saccade_problem p;
+    saccade_error err = {.message = ""};
+    setup *s = ready("cpu");
+    saccade_plan_destroy(s->plan);
+    saccade_mod_destroy(s->mask);
+    saccade_block_mask_destroy(s->block_mask);
+    s->args.n_bindings = 0;
+    saccade_problem_init(&p);
+    saccade_block_mask_options_init(&o);
+    o.block_q = o.block_kv = 8;
+    if (make_mod(SACCADE_MASK, text, NULL, 0, &s->mask, &err) != SACCADE_OK
+        || (is_imported ? saccade_block_mask_import(NULL, &all, s->mask, made, NULL, NULL, 0,
+                                                    &s->block_mask, &err)
+                        : saccade_block_mask_create(NULL, s->mask, made, NULL, NULL, 0, &o,
+                                                    &s->block_mask, &err))
+               != SACCADE_OK)
+        fail_msg("%s: %s: %s", text, err.where, err.message);
+    p.sizes = sizes;
+    p.mask = s->mask;
+    assert_int_equal(saccade_plan_create(NULL, &p, &s->plan, &err), SACCADE_OK);
+    assert_int_equal(saccade_plan_prepare(s->plan, s->block_mask, &err), SACCADE_OK);
+    s->args.block_mask = s->block_mask;
+    return s;
+}
+
+/* Whole blocks would come from one set of sizes and what is live in others from another. */
+static void masks_of_other_sizes(void **unused)
+{
+    static const struct {
+        const char *text;
+        saccade_sizes made;
+        const char *words; /* NULL: fine */
+    } cases[] = {
+        {"kv < D",
+         {B, H, HKV, Q, KV, 1, DV},
+         "for D = 1, which its text reads, expected the "
+         "run's 8"},
+        {"kv < D", {B, H, HKV, Q, KV, 0, DV}, "for D = 0"},
+        {"kv < D", {B, 1, 1, Q, KV, D, 1}, NULL},
+        {"kv < 2 * Dv", {B, H, HKV, Q, KV, D, D}, "for Dv = 8"},
+        {"kv < 4 * Hkv", {B, H, H, Q, KV, D, DV}, "for Hkv = 4"},
+        {"kv < 2 * H", {B, 1, 1, Q, KV, D, DV}, "for H = 1"},
+        {"kv < 5 * B", {1, H, HKV, Q, KV, D, DV}, "for B = 1"},
+        {"kv <= 2 * h",
+         {B, 1, 1, Q, KV, D, DV},
+         "for 1 heads, whose text reads h, expected the "
+         "run's 4"},
+        {"kv <= 5 * b", {1, H, HKV, Q, KV, D, DV}, "for 1 batch entries"},
+        {"kv <= 2 * h + b", {B, H, 1, Q, KV, 1, 1}, NULL},
+        {"kv < 12 && (kv < Q || kv < KV)", {1, 1, 1, Q, KV, 1, 1}, NULL},
+    };
+    (void)unused;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        setup *s = of_mask(cases[i].text, &cases[i].made, 0);
+        saccade_error err = {.message = ""};
+        if (cases[i].words)
+            expect(s, "block_mask", cases[i].words);
+        else if (forward(s, &err) != SACCADE_OK)
+            fail_msg("%s: %s: %s", cases[i].text, err.where, err.message);
+        tear_down(s);
+        free(s);
+    }
+}
+
+/* Lists that were imported are the truth for all sizes; what was proven in them is not. */
+static void imported_masks_of_other_sizes(void **unused)
+{
+    const saccade_sizes made = {1, 1, 1, Q, KV, 1, 1};
+    saccade_block_mask *both;
+    saccade_error err;
+    (void)unused;
+    setup *lists = of_mask("kv <= h || kv < D", &made, 1), *s = of_mask("kv < D", &made, 0);
+    if (forward(lists, &err) != SACCADE_OK)
+        fail_msg("%s: %s", err.where, err.message);
+    assert_int_equal(saccade_block_mask_or(lists->block_mask, s->block_mask, &both, &err),
+                     SACCADE_OK);
+    saccade_plan_destroy(s->plan);
+    saccade_block_mask_destroy(s->block_mask);
+    saccade_problem p;
+    saccade_problem_init(&p);
+    p.sizes = sizes;
+    p.mask = saccade_block_mask_mod(both);
+    s->args.block_mask = s->block_mask = both;
+    assert_int_equal(saccade_plan_create(NULL, &p, &s->plan, &err), SACCADE_OK);
+    assert_int_equal(saccade_plan_prepare(s->plan, both, &err), SACCADE_OK);
+    expect(s, "block_mask", "for D = 1");
+    tear_down(lists);
+    tear_down(s);
+    free(lists);
+    free(s);
+}
+
 /* What lies on a GPU cannot be compared with the host's tensor that the proof read. */
 static void masks_of_device_captures(void **unused)
 {
@@ -772,6 +870,8 @@ int main(void)
         cmocka_unit_test(one_kind_for_a_name),
         cmocka_unit_test(masks_of_other_captures),
         cmocka_unit_test(masks_of_other_scalars),
+        cmocka_unit_test(masks_of_other_sizes),
+        cmocka_unit_test(imported_masks_of_other_sizes),
         cmocka_unit_test(masks_of_device_captures),
         cmocka_unit_test(captures_without_use),
         cmocka_unit_test(wrong_problems),

@@ -201,6 +201,9 @@ static saccade_status check_block_mask(const saccade_plan *plan, const plan_run 
     FAIL_AT(view->mod && !mask_is_of(run->block_mask, plan->source_mask, plan->number),
             SACCADE_EINVAL, name, 0, 0,
             "got one made from another mask, expected the plan's (saccade_block_mask_mod)");
+    eval_env env;
+    plan_set_env(&plan->problem, s, &env);
+    TRY(mask_check_run(run->block_mask, env.size, err));
     for (int64_t b = 0; plan->backend->device == SACCADE_CPU && b < s->B; b++) {
         const plan_position p = plan_position_in(run, b);
         const int64_t at = made->B == 1 ? 0 : b;

@@ -37,6 +37,12 @@ saccade_status mask_runs_prepared(const saccade_block_mask *mask, int32_t block_
 saccade_status mask_row_limits(const saccade_block_mask *mask, const mask_runs *runs,
                                int64_t most, int32_t **out, saccade_error *err);
 
+/* What a proof knew beside the lengths, which a run must have too: of index variables DEP_B and
+ * DEP_H, of sizes 1 << mod_size. */
+typedef struct mask_reads {
+    uint8_t deps, sizes;
+} mask_reads;
+
 /* What kernels need for PARTIAL blocks: the mod (NULL: all live inside listed blocks), resolved
  * captures, sizes and positions the mask was made for. Borrowed from the mask. */
 typedef struct mask_view {
@@ -46,6 +52,7 @@ typedef struct mask_view {
     saccade_sizes sizes;
     const int32_t *q_offset, *kv_offset;     /* [B of sizes] or NULL: 0 */
     int imported_block_q, imported_block_kv; /* block sizes of an imported mask, else 0 */
+    mask_reads reads;                        /* none where all blocks were imported */
     /* Of a mask whose blocks are selected while running, which counts as imported: its lists
      * (1 where all have the same) and the most entries of one; most 0: none. */
     struct mask_selection {
@@ -65,6 +72,11 @@ static inline int mask_is_imported(const saccade_block_mask *mask)
 /* Whether the mask was made from fn as it was bound, not simplified. `number` stands for fn's
  * owner, a plan: not 0, and no other's in this process. Thread-safe; allocates nothing. */
 int mask_is_of(const saccade_block_mask *mask, const mod_fn *fn, uint64_t number);
+
+/* EINVAL where the proof knew other sizes than a run has, of those that it read, or one batch
+ * or head where the run has several and they differ. */
+saccade_status mask_check_run(const saccade_block_mask *mask,
+                              const int32_t size[MOD_SIZE_COUNT], saccade_error *err);
 
 /* Tensors of fn, the mask's mod or what became of it, for a run: EINVAL where one is not what
  * the mask was proven from, a scalar by its value, a tensor by its address, shape, strides and

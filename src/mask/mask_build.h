@@ -177,6 +177,7 @@ typedef struct mask_recipe {
     int threads;
     mask_progress progress;
     mask_runs *imported; /* taken over on success; NULL: proven from mod */
+    mask_reads reads;    /* of the proofs that imported blocks came from, in part */
 } mask_recipe;
 
 saccade_status mask_make(const mask_recipe *recipe, saccade_block_mask **out,

@@ -195,6 +195,8 @@ static saccade_status compose(const saccade_block_mask *a, const saccade_block_m
     TRY_GOTO(join_mods(a, b, is_and ? OP_and : OP_or, &mod, tensors, err));
     r.mod = mod;
     r.tensors = tensors;
+    r.reads.deps |= b->view.reads.deps;
+    r.reads.sizes |= b->view.reads.sizes;
     if (a->is_imported || b->is_imported)
         TRY_GOTO(join_blocks(a, b, is_and, &r.imported, err));
     TRY_GOTO(mask_make(&r, out, err));

@@ -40,6 +40,16 @@ static void set_stored(saccade_block_mask *m, const mask_recipe *r)
     m->H = deps & DEP_H ? r->sizes.H : 1;
 }
 
+/* What the blocks hang on, as the simplified mod has it. */
+static mask_reads reads_of(const mod_fn *fn)
+{
+    mask_reads r = {.deps = fn->nodes[fn->result].deps & (DEP_B | DEP_H)};
+    for (uint32_t i = 0; i < fn->n_nodes; i++)
+        if (fn->nodes[i].op == OP_SIZE)
+            r.sizes |= (uint8_t)(1 << fn->nodes[i].imm.i);
+    return r;
+}
+
 static saccade_status copy_offset(const int32_t *from, int64_t B, int64_t length,
                                   const char *name, int32_t **out, saccade_error *err)
 {
@@ -112,6 +122,7 @@ saccade_status mask_make(const mask_recipe *recipe, saccade_block_mask **out,
     arena_init(&m->arena);
     pthread_mutex_init(&m->lock, NULL);
     TRY_GOTO(copy_recipe(m, recipe, err));
+    m->view.reads = recipe->imported ? recipe->reads : reads_of(m->fn);
     m->view.number = next_number();
     set_stored(m, recipe);
     m->content = mask_hash_captures(m);
@@ -136,7 +147,8 @@ mask_recipe mask_recipe_of(const saccade_block_mask *mask)
                          .q_offset = mask->q_offset,
                          .kv_offset = mask->kv_offset,
                          .options = mask->options,
-                         .threads = mask->threads};
+                         .threads = mask->threads,
+                         .reads = mask->view.reads};
 }
 
 void saccade_block_mask_destroy(saccade_block_mask *mask)

@@ -11,6 +11,7 @@ import contextlib
 import ctypes as C
 import functools
 import math
+import re
 import struct
 import threading
 from typing import NamedTuple, Sequence
@@ -79,6 +80,11 @@ class Mod:
         buffer = C.create_string_buffer(n + 1)
         lib.saccade_mod_print(self.handle, buffer, n + 1)
         return buffer.value.decode()
+
+    @functools.cached_property
+    def reads(self) -> frozenset[str]:
+        """What it names, its calls written out: index variables, sizes, captures."""
+        return frozenset(re.findall(r"[A-Za-z_]\w*", self.print()))
 
     def __del__(self):
         if getattr(self, "handle", None) and lib is not None:
@@ -312,14 +318,31 @@ def forward(
     )
 
 
+# What a text names where it depends on a run's B, H, Hkv, D and Dv.
+_NAMES = ("b", "B"), ("h", "H"), ("Hkv",), ("D",), ("Dv",)
+
+
 class BlockMaskHandle:
     """A C block mask with what it borrows: bound mod, captured arrays, positions."""
 
-    def __init__(self, handle, mod, tensors, keep, lead):
-        """lead: batches and heads of the C mask, as block_mask_to_dense fills them."""
+    def __init__(self, handle, mod, tensors, keep, lead, made_for=(), remade=None):
+        """lead: batches and heads of the C mask, as block_mask_to_dense fills them. made_for:
+        B, H, Hkv, D and Dv that the proof knew, remade: what proves it for others; neither of
+        a mask whose lists were given."""
         self.handle, self.mod, self.tensors, self.keep = handle, mod, tensors, keep
-        self.lead = lead
+        self.lead, self._made_for, self._remade = lead, made_for, remade
         self._prepared = set()
+
+    def holds_for(self, *sizes: int) -> bool:
+        """Whether the proof is one for these B, H, Hkv, D and Dv: it read none that differs."""
+        if sizes == self._made_for or self._remade is None:
+            return True
+        pairs = zip(_NAMES, self._made_for, sizes)
+        return all(self.mod.reads.isdisjoint(n) for n, made, size in pairs if made != size)
+
+    def proven_for(self, *sizes: int) -> "BlockMaskHandle":
+        """The same mask for these B, H, Hkv, D and Dv."""
+        return self if self.holds_for(*sizes) else self._remade(*sizes)
 
     def prepare(self, p: Plan, device: int = 0) -> None:
         """device: the one whose context is current, which the runs are copied to; -1: none."""
@@ -338,7 +361,13 @@ class BlockMaskHandle:
 
     def window(self, q0, Q, kv0, KV) -> "BlockMaskHandle":
         h = abi.create("block_mask_window", self.handle, q0, Q, kv0, KV)
-        return BlockMaskHandle(h, self.mod, self.tensors, (self.keep, self), self.lead)
+        remade = None
+        if self._remade is not None:
+            remade = functools.partial(_window_of, self._remade, (q0, Q, kv0, KV))
+        keep = self.keep, self
+        return BlockMaskHandle(
+            h, self.mod, self.tensors, keep, self.lead, self._made_for, remade
+        )
 
     def row(self, b: int, h: int, row: int):
         """Runs of live blocks of a row of blocks: (first, count, whether they are full), as
@@ -367,6 +396,10 @@ class BlockMaskHandle:
             lib.saccade_block_mask_destroy(self.handle)
 
 
+def _window_of(remade, window, *sizes):
+    return remade(*sizes).window(*window)
+
+
 _LONG = 1 << 20  # positions, which might take longer than a look at signals
 
 
@@ -376,7 +409,7 @@ def block_mask_create(
     """positions: abi.Positions, or None."""
     array = bindings(mod.names, views)
     o = abi.BlockMaskOptions(block_q=block_q, block_kv=block_kv, evaluation_budget=budget)
-    B, H, _, Q, KV, *_ = sizes
+    B, H, Hkv, Q, KV, D, Dv = sizes
     is_long = B * H * Q * KV >= _LONG
     with watching_signals(o) if is_long else contextlib.nullcontext():
         h = abi.create(
@@ -389,7 +422,13 @@ def block_mask_create(
             len(mod.names),
             C.byref(o),
         )
-    return BlockMaskHandle(h, mod, keep, array, sizes[:2])
+
+    def remade(B, H, Hkv, D, Dv):
+        sizes = B, H, Hkv, Q, KV, D, Dv
+        rest = keep, context, 0, positions
+        return block_mask_create(mod, views, sizes, block_q, block_kv, *rest)
+
+    return BlockMaskHandle(h, mod, keep, array, sizes[:2], (B, H, Hkv, D, Dv), remade)
 
 
 def block_mask_import(

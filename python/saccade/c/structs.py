@@ -10,6 +10,7 @@ import ctypes as C
 import struct
 
 MASK, SCORE, WEIGHT = 1, 2, 3
+EVALUATE_NONE = -1  # a budget
 TEXT, SVG, PNG = 1, 2, 3  # pictures
 GRADIENT_Q, GRADIENT_K, GRADIENT_V, GRADIENT_CAPTURES, GRADIENT_SINKS = 1, 2, 4, 8, 16
 CPU, CUDA = 0, 1

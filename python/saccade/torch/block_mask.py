@@ -297,6 +297,34 @@ class BlockMask:
             )
         return self._handle
 
+    def proven_for(self, B: int, H: int, Hkv: int, D: int, Dv: int) -> "BlockMask":
+        """The mask for a call of these sizes: itself, but where it was proven without some that
+        its text reads; b and h count as B and H."""
+        self.version
+        sizes = int(B), int(H), int(Hkv), int(D), int(Dv)
+        if self._is_given or self.handle().holds_for(*sizes):
+            return self
+        return self._part(sizes, lambda: self._proven_for(sizes))
+
+    def lacks_sizes(self) -> bool:
+        """Whether it was proven for one batch or head and reads which or how many there are."""
+        self.version
+        if self._is_given:
+            return False
+        B, H = self.handle().lead
+        # how many there are beside one: no call has none
+        return not self.handle().holds_for(2 if B == 1 else B, 2 if H == 1 else H, *[0] * 3)
+
+    def _proven_for(self, sizes):
+        return BlockMask(
+            self._seq_lengths,
+            BLOCK_SIZE=self.BLOCK_SIZE,
+            mask_mod=self._mask_mod,
+            _handle=self.handle().proven_for(*sizes),
+            _device=self._device,
+            _lead=sizes[:2],
+        )._after(self)
+
     def told(self) -> list[Any]:
         """What tells it from another: lengths, text and captured values, index tensors that
         were given, how many blocks are what."""
@@ -501,6 +529,8 @@ class BlockMask:
             shape = (*[p.count for p in picks], shape[-1])
             n = graph_masks.how_many(self)
             return self._as_part(lengths, mod, graph_masks.slices(picks), shape, n)
+        if lists is not None and self.lacks_sizes():  # which lists of theirs lack too
+            return _anew(mod, lengths, self.handle().lead, self.BLOCK_SIZE, self._device)
         lists = self._lists(False) if lists is None else lists
         return self._like(lengths, [picked(t, picks) for t in lists], self._device, mod)
 
@@ -528,6 +558,9 @@ class BlockMask:
         return made
 
     def __reduce__(self):
+        if self.lacks_sizes():
+            lead, device = self.handle().lead, str(self._device)
+            return _anew, (self._mask_mod, self._seq_lengths, lead, self.BLOCK_SIZE, device)
         lists = tuple(None if t is None else t.cpu() for t in self._lists(False))
         return (
             _unpickle,
@@ -535,9 +568,20 @@ class BlockMask:
         )
 
 
+def _present(device):
+    is_there = torch.device(device).type != "cuda" or torch.cuda.is_available()
+    return device if is_there else "cpu"
+
+
+def _anew(mask_mod, lengths, lead, block, device):
+    """A mask proven once more, of one that index tensors do not say all of."""
+    from .masks import create_block_mask  # which is made of this
+
+    return create_block_mask(mask_mod, *lead, *lengths, _present(device), block)
+
+
 def _unpickle(lengths, lists, block, mask_mod, device):
-    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
-        device = "cpu"
+    device = _present(device)
     return BlockMask(
         lengths,
         *(None if t is None else t.to(device) for t in lists),

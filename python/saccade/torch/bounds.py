@@ -10,7 +10,7 @@ import torch
 from ..c import abi
 from .block_mask import BlockMask
 from .checks import check_indices, check_plain, count_of
-from .masks import block_mask_of, mask_or_mod
+from .masks import mask_of_tensors, mask_or_mod, proven_for
 from .mods import Resolved
 
 _ROW = 1 << 20  # largest row of a dense mask that a first call lays out
@@ -67,16 +67,18 @@ def check(
         if t.dim() != 4:
             raise ValueError(f"{name}: got {tuple(t.shape)}, expected 4: [B, H, N, D]")
     budget = count_of("budget", budget, most=(1 << 63) - 1)
-    B, H, Q, _ = query.shape
+    B, H, Q, D = query.shape
     Hkv, KV = key.shape[1], key.shape[2]
     mask, mask_mod = mask_or_mod(block_mask)
     if mask is not None and mask.mask_mod is not None and not mask_mod:
         mask_mod = mask.mask_mod
     if mask_mod is not None:
         found = Resolved(mask_mod, "mask", "cpu")
-        check_indices("mask", found, (B, H, Hkv, Q, KV, 1, 1), budget)
+        check_indices("mask", found, (B, H, Hkv, Q, KV, D, D), budget)
         if mask is None:
-            mask = block_mask_of(found, B, H, Q, KV)
+            mask = mask_of_tensors(found, query, key, key)
+    if mask is not None:
+        mask = proven_for(mask, query, key, key)
     if score_mod is not None:
         found = Resolved(score_mod, "score", "cpu")
         check_score(found, mask, query.shape, key.shape, 64, 64)

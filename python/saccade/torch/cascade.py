@@ -89,7 +89,7 @@ class SharedPrefix:
             found = None if mask is None else resolved(mask, "mask", "cpu")
             self._check_present(shared, found, key.shape[0])
             if found is not None:
-                self._check_seen(shared, found, query.shape[1], key.shape[1])
+                self._check_seen(shared, found, (query.shape[1], key.shape[1]), query.shape[3])
         if Q > 1:  # rows of all sequences at one stride
             query = query.transpose(1, 2).contiguous().transpose(1, 2)
         return cached_attention(
@@ -124,13 +124,13 @@ class SharedPrefix:
         keys = Keys("block_table", table, None, seen, self.page, pages)
         check_absent(keys, None, self.rows, False)
 
-    def _check_seen(self, shared, mask: Resolved, H, Hkv):
+    def _check_seen(self, shared, mask: Resolved, heads, D):
         """Raises where the mask hides a shared key of a query."""
         first = self.lengths - self.rows
         if is_causal_text(mask):
             seen = torch.minimum(shared, (first + 1).clamp(min=0)).tolist()
         else:
-            seen = self._seen(mask, first, shared, (H, Hkv))
+            seen = self._seen(mask, first, shared, heads, D)
         for b, (n, wanted) in enumerate(zip(seen, shared.tolist())):
             if n < wanted:
                 raise ValueError(
@@ -138,7 +138,7 @@ class SharedPrefix:
                     f"every query to see the {wanted} keys that its group shares"
                 )
 
-    def _seen(self, mask: Resolved, first, shared, heads) -> list[int]:
+    def _seen(self, mask: Resolved, first, shared, heads, D) -> list[int]:
         """With how many keys each sequence begins that all of its queries and heads see,
         counted in pages, and no further than what is shared."""
         first, lengths = first.contiguous(), self.lengths.contiguous()
@@ -146,7 +146,7 @@ class SharedPrefix:
         positions = abi.Positions(q_offset=C.pointer(q), kv_len=C.pointer(n))
         keys = self.table.shape[1] * self.page
         made = objects.block_mask_create(
-            mask.bound, mask.views, (self.B, *heads, self.rows, keys, 1, 1), self.rows,
+            mask.bound, mask.views, (self.B, *heads, self.rows, keys, D, D), self.rows,
             self.page, mask.tensors, positions=positions,
         )  # fmt: skip
         B, H = own_dimensions(made)

@@ -351,8 +351,9 @@ def check_shapes(q, k, v, enable_gqa):
         raise NoRows("EINVAL", f"{shapes}: got no rows, expected one or more")
 
 
-def mask_of_call(m, q, k):
-    """The mask that a call uses: of one for more batches or heads the first ones."""
+def mask_of_call(m, q, k, v):
+    """The mask that a call uses: of one for more batches or heads the first ones, and proven
+    for the call's sizes where its text reads them."""
     (B, H), (Q, KV) = m.dimensions(), m.seq_lengths
     if (Q, KV) != (q.shape[2], k.shape[2]):
         is_small = Q < q.shape[2] or KV < k.shape[2]
@@ -366,13 +367,15 @@ def mask_of_call(m, q, k):
         own = m.own_dimensions()
         taken = [_taken(*x) for x in zip((B, H), own, q.shape[:2])]
         check_mask_heads(*taken, q)
-        m = m.first(*taken)
+    else:
+        taken = None
     if m.device.type != q.device.type and not m.is_anywhere:
         raise _bad(
             f"block_mask is on {m.device}, query on {q.device}: expected one "
             "device (block_mask.to(query.device))"
         )
-    return m
+    made = m.proven_for(q.shape[0], q.shape[1], k.shape[1], q.shape[3], v.shape[3])
+    return m.first(*taken) if taken and made is m else made
 
 
 def _taken(given, own, wanted):

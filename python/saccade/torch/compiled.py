@@ -36,7 +36,7 @@ from .checks import (
 from .entries import run
 from .gradients import gradient_like, gradients
 from .graph_masks import of_number, stands_for
-from .masks import block_mask_of, mask_or_mod
+from .masks import mask_of_tensors, mask_or_mod, proven_for
 from .memory import NO_VMAP
 from .mod_arguments import OPERANDS, ModArguments, Operands
 from .mods import AnyMod, Resolved, place, text_of, untraced
@@ -124,9 +124,9 @@ def _op_call(q, k, v, x: Operands, want_lse, want_max) -> _OpCall:
         live = mask_of(x, for_mask)
         if isinstance(live, AnyMod):
             made = Resolved(live, "mask", "cpu")
-            live = block_mask_of(made, q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+            live = mask_of_tensors(made, q, k, v)
         if live is not None:
-            live = mask_of_call(live, q, k)
+            live = mask_of_call(live, q, k, v)
         made_score = AnyMod("score", mods.score, for_score) if mods.score else None
         n_tensors = len(mods.score_tensors())
         found = _OpCall(q, k, v, made_score, n_tensors, live, how)
@@ -350,11 +350,11 @@ def in_graph(
             return _wanted(found, want_lse, want_max)
         mods = ModArguments.of(score_mod, block_mask)
     else:
-        mods, lists, block = described(q, k, score_mod, block_mask)
+        mods, lists, block = described(q, k, v, score_mod, block_mask)
     return _wanted(_operator(q, k, v, mods, number, lists, block, *rest), want_lse, want_max)
 
 
-def described(q, k, score_mod, block_mask):
+def described(q, k, v, score_mod, block_mask):
     """(mods, index tensors, lengths and block sizes) as arguments of an operator that runs of
     Python are recorded by."""
     lists: List[torch.Tensor] = []
@@ -364,6 +364,8 @@ def described(q, k, score_mod, block_mask):
         block_mask = unproven(block_mask.given, q, k)
     whole, block_mask = mask_or_mod(block_mask)
     if whole is not None:
+        with _unrecorded():
+            whole = proven_for(whole, q, k, v)
         lists, block, block_mask = _parts_of(whole)
         if whole.is_anywhere and whole.device != q.device:
             with _unrecorded():

@@ -79,6 +79,10 @@ def _dense_mask(mod_fn, B, H, Q_LEN, KV_LEN, device):
         return _dense_mask(finite, B, H, Q_LEN, KV_LEN, device)
     made = masks.create_block_mask(mod_fn, B, H, Q_LEN, KV_LEN, device="cpu")
     handle = made.handle()
+    unknown = sorted(handle.mod.reads & {"Hkv", "D", "Dv"})
+    if unknown:
+        raise ValueError(f"mod_fn: got a text that reads {unknown[0]}, which is a call's, "
+                         "expected one that does not")
     dense = torch.empty((*handle.lead, Q_LEN, KV_LEN), dtype=torch.uint8, device="cpu")
     abi.call("block_mask_to_dense", handle.handle, dense.data_ptr())
     return dense.to(torch.bool).to(device)

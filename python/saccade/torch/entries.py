@@ -30,7 +30,7 @@ from .checks import (
     check_shapes,
     mask_of_call,
 )
-from .masks import block_mask_of, mask_or_mod
+from .masks import mask_of_tensors, mask_or_mod
 from .mask_slices import noop_mask
 from .memory import refuse_wrapped
 from .mods import AnyMod, Resolved, as_tensor, dtype_name, in_names_of
@@ -318,12 +318,12 @@ def _make(key, q, k, v, score_mod, block_mask):
         parts.append((id(score.bound), tuple(v[1:] for v in score.views), score.flags))
     mask, mask_mod = mask_or_mod(block_mask)
     if mask is not None:
-        whole, mask = mask, mask_of_call(mask, q, k)
+        whole, mask = mask, mask_of_call(mask, q, k, v)
         parts.append((mask.number, mask.version))
     elif mask_mod is not None:
         made_mask = Resolved(mask_mod, "mask", "cpu")
         watches.append(Watch(block_mask, made_mask, by_value=True))
-        mask = block_mask_of(made_mask, q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+        mask = mask_of_tensors(made_mask, q, k, v)
         parts = None  # values of captures went into the proof
     captured = score.captured if score is not None else []
     wanted = _wanted(needs, score)

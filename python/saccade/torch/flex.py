@@ -26,7 +26,7 @@ from .checks import (
 from .compiled import in_graph
 from .entries import run
 from .functional import transformed
-from .masks import block_mask_of, mask_or_mod
+from .masks import mask_of_tensors, mask_or_mod, proven_for
 from .mods import AnyMod, Resolved, dtype_name
 from .recorded import is_rate_alone
 from .recording import is_described, is_recorded
@@ -316,9 +316,9 @@ def explain(
         score = Resolved(score_mod, "score", query.device.type, is_double)
     mask, mask_mod = mask_or_mod(block_mask)
     if mask_mod is not None:
-        made = Resolved(mask_mod, "mask", "cpu")
-        B, H, Q, _ = query.shape
-        mask = block_mask_of(made, B, H, Q, key.shape[2])
+        mask = mask_of_tensors(Resolved(mask_mod, "mask", "cpu"), query, key, value)
+    elif mask is not None:
+        mask = proven_for(mask, query, key, value)
     call = new_call(
         query, key, value, score, mask, scale, backend_of(kernel_options), False, False
     )

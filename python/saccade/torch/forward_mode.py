@@ -9,7 +9,7 @@ import torch
 from ..c import backward
 from .calls import new_call, output_like, prepared, stats_dtype, workspace
 from .checks import backend_of
-from .masks import block_mask_of, mask_or_mod
+from .masks import mask_of_tensors, mask_or_mod, proven_for
 from .mods import Resolved, view
 
 
@@ -30,8 +30,9 @@ def tangents(score, mask, scale, options, names, moves, given, rates):
         made = Resolved(score, "score", "cpu", q.dtype is torch.float64)
     mask, mod = mask_or_mod(mask)
     if mod is not None:
-        B, H, Q, _ = q.shape
-        mask = block_mask_of(Resolved(mod, "mask", "cpu"), B, H, Q, k.shape[2])
+        mask = mask_of_tensors(Resolved(mod, "mask", "cpu"), q, k, v)
+    elif mask is not None:
+        mask = proven_for(mask, q, k, v)
     call = new_call(q, k, v, made, mask, scale, backend_of(options), True, False)
     out_dot = output_like(q, v.shape[3])
     lse_dot = q.new_empty(q.shape[:3], dtype=stats_dtype(q))

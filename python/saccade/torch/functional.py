@@ -132,8 +132,10 @@ def _differ(spec, dims, wants=()):
     """Whether calls can't be one of a larger batch: what the score captures, or its rate, has a
     dimension of vmap's, its gradients are wanted for each, or the block mask has a batch."""
     mask = spec.mask
-    has_batch = mask is not None and not isinstance(mask, AnyMod)
-    has_batch = has_batch and mask_or_mod(mask)[0].dimensions()[0] != 1
+    has_batch = False
+    if mask is not None and not isinstance(mask, AnyMod):
+        whole = mask_or_mod(mask)[0]
+        has_batch = whole.dimensions()[0] != 1 or whole.lacks_sizes()
     return has_batch or True in wants or any(d is not None for d in dims)
 
 

@@ -78,10 +78,13 @@ def stands_for(mask, device, is_for_export):
     """(number, index tensors, steps, mask_mod), of which the first and the third are of a mask
     from outside, the others of one that is the graph's; then lengths and block sizes are in the
     place of steps. What is exported holds no numbers, but index tensors as constants, on the
-    device of the call where the mask is for any."""
+    device of the call where the mask is for any; none where their proof lacked sizes of a call,
+    which then proves the mask_mod."""
     of, steps = _whole(mask)
     if of._number and not is_for_export:
         return of._number, [], list(steps), None
+    if of._number and _lacks_sizes(of._number):
+        return 0, [], [], mask._mask_mod
     if of._number:
         given = of._number, steps, str(device)
         lists = [_constant_list(*given, i) for i in range(how_many(mask))]
@@ -166,6 +169,13 @@ def _constant_list(number, steps, device, position) -> torch.Tensor:
         mask = of_number(number, steps)
         found: torch.Tensor = mask._lists(False)[position]
         return found.to(device) if mask.is_anywhere else found
+
+
+@torch.compiler.assume_constant_result
+def _lacks_sizes(number) -> bool:
+    """Whether a mask reads b or B, h or H where it was made for any number of them."""
+    of: bool = of_number(number).lacks_sizes()
+    return of
 
 
 def cropped_shape(mask, lengths):

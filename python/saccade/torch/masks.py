@@ -8,7 +8,7 @@ from typing import Any, Callable
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from ..c import objects
+from ..c import abi, objects
 from ..trace.errors import words_of
 from .block_mask import DEFAULT_BLOCK, BlockMask, BlockSize, MaskMod, block_pair
 from .checks import check_indices, count_of, device_of
@@ -189,16 +189,22 @@ def block_mask_of(
     mask_mod=None,
     block=(DEFAULT_BLOCK, DEFAULT_BLOCK),
     device=None,
+    dims=None,
 ) -> BlockMask:
-    """A block mask of a mod that was resolved on the host."""
+    """A block mask of a mod that was resolved on the host. dims: Hkv, D and Dv; None where
+    calls will say. Then blocks are whole or absent that are so for all of them, and a call
+    proves anew what reads them."""
     B, H = (1 if n is None else count_of(name, n) for name, n in (("B", B), ("H", H)))
     Q, KV = count_of("Q_LEN", Q, 1, _LONGEST), count_of("KV_LEN", KV, 1, _LONGEST)
-    sizes = (B or 1, H or 1, H or 1, Q, KV, 1, 1)
+    Hkv, D, Dv = dims or (H or 1, 1, 1)
+    sizes, budget = (B or 1, H or 1, Hkv, Q, KV, D, Dv), 0
     if any(v.shape for v in found.views):
         check_indices("mask", found, sizes, _SAMPLE)
+    if dims is None and not found.bound.reads.isdisjoint(_OF_CALLS):
+        sizes, budget = (B or 1, H or 1, 0, Q, KV, 0, 0), abi.EVALUATE_NONE
     block_q, block_kv = block
     handle = objects.block_mask_create(
-        found.bound, found.views, sizes, block_q, block_kv, found.tensors
+        found.bound, found.views, sizes, block_q, block_kv, found.tensors, budget=budget
     )
     made = BlockMask(
         (Q, KV),
@@ -210,6 +216,21 @@ def block_mask_of(
     )
     made.is_anywhere = device is None
     return made
+
+
+_OF_CALLS = "Hkv", "D", "Dv"
+
+
+def mask_of_tensors(mask_mod, q, k, v) -> BlockMask:
+    """A block mask of a mod, resolved on the host, for a call of these tensors."""
+    B, H, Q, D = q.shape
+    dims = k.shape[1], D, v.shape[3]
+    return block_mask_of(mask_mod, B, H, Q, k.shape[2], dims=dims)
+
+
+def proven_for(mask: BlockMask, q, k, v) -> BlockMask:
+    """The mask for a call of these tensors, whose sizes its text may read."""
+    return mask.proven_for(q.shape[0], q.shape[1], k.shape[1], q.shape[3], v.shape[3])
 
 
 _taken: "weakref.WeakKeyDictionary" = weakref.WeakKeyDictionary()

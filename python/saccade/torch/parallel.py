@@ -95,7 +95,8 @@ class ContextParallel:
                 f"mode: got 'heads' with {self.heads[0]} and {self.heads[1]} heads, expected "
                 f"multiples of the {self.ranks} ranks"
             )
-        self.masks = [_whole(m) for m in masks]
+        self._given = [_whole(m) for m in masks]
+        self.masks = [m.proven_for(B, H, self.heads[1], D, D) for m in self._given]
         handles = [m.handle() for m in self.masks]
         cpu = self.device.type == "cpu"
         self.window = stage_keys if mode == "staged" else None
@@ -325,9 +326,9 @@ class ContextParallel:
         if given is None and not self.masks:
             return 0, None
         mask, _ = mask_or_mod(given)
-        for i, known in enumerate(self.masks):
+        for i, known in enumerate(self._given):
             if mask is known:
-                return i, mask.handle()
+                return i, self.masks[i].handle()
         got = "None" if given is None else "one that context_parallel was not given"
         raise ValueError(f"block_mask: got {got}, expected one among its masks")
 
