@@ -118,6 +118,12 @@ static void facts_of_scores(void **state)
         {"2.0 * tanh(score) + tanh(3.0 * score) / 4.0", 1, 1, 0, 0, 2.25},
         {"min(tanh(score), -tanh(2.0 * score))", 1, 1, 0, 0, 2},
         {"0.5 * (q - kv)", 0, 1, 0, 1, 0},
+        /* offsets lead positions that far */
+        {"q > 1073741823 ? score * 100.0 : tanh(score)", 0, 1, 0, 0, 1},
+        {"kv == 2147483647 ? score * 100.0 : tanh(score)", 0, 1, 0, 0, 1},
+        {"min(q, kv) < -1073741823 ? score * 100.0 : tanh(score)", 0, 1, 0, 0, 1},
+        {"min(q, kv) < -1073741824 ? score * 100.0 : tanh(score)", 1, 1, 0, 0, 1},
+        {"max(b, h) > 1073741823 ? score * 100.0 : tanh(score)", 1, 1, 0, 0, 1},
     };
     (void)state;
     for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
@@ -175,10 +181,8 @@ static void slopes_of_limits(void **state)
         const char *text;
         pass_slope first, past;
     } list[] = {
-        {"causal()", {0, 0}, {1, 1}},
-        {"q >= kv && q - kv <= 7", {1, 1}, {1, 1}},
-        {"kv <= 3 * q", {0, 0}, {1, 0}},
-        {"kv < 5", {0, 0}, {0, 0}},
+        {"causal()", {0, 0}, {1, 1}},        {"q >= kv && q - kv <= 7", {1, 1}, {1, 1}},
+        {"kv <= 3 * q", {0, 0}, {1, 0}},     {"kv < 5", {0, 0}, {0, 0}},
         {"kv <= min(q, 9)", {0, 0}, {0, 1}},
     };
     (void)state;
@@ -239,8 +243,8 @@ static void facts_in_words(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(nodes_vary_with_no_more), cmocka_unit_test(facts_of_scores),
-        cmocka_unit_test(gains_bound_changes),     cmocka_unit_test(slopes_of_limits),
+        cmocka_unit_test(nodes_vary_with_no_more),    cmocka_unit_test(facts_of_scores),
+        cmocka_unit_test(gains_bound_changes),        cmocka_unit_test(slopes_of_limits),
         cmocka_unit_test(other_masks_have_no_limits), cmocka_unit_test(facts_in_words),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

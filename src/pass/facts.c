@@ -133,10 +133,11 @@ static saccade_status find_gains(pass_facts *f, arena *a, saccade_error *err)
 
 /* ---- bounds ---- */
 
-enum { POSITION_MOST = (1 << 30) - 1 };
+/* Rows and keys are below 2^30, as batches and heads are, and offsets within 2^30. */
+enum { INDEX_MOST = (1 << 30) - 1, OFFSET_LEAST = -(1 << 30) };
 static const pass_box anywhere = {
-    {0, 0, -POSITION_MOST, -POSITION_MOST},
-    {POSITION_MOST, POSITION_MOST, POSITION_MOST, POSITION_MOST},
+    {0, 0, OFFSET_LEAST, OFFSET_LEAST},
+    {INDEX_MOST, INDEX_MOST, INT32_MAX, INT32_MAX},
 };
 
 /* By ranges over all positions, sizes and values of captures. */
