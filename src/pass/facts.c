@@ -183,15 +183,50 @@ static int stays_finite(const mod_fn *fn, pass_range *ranges)
     return !r->may_nan && r->flo > -1e37 && r->fhi < 1e37;
 }
 
-/* A number in the text, or a bias of keys. */
-static int may_be_lowest(const mod_fn *fn)
+/* Whether operand k may be a term of a node's value, and not what it decides, divides or turns
+ * into something small; a factor of the score or of distances is no term but a slope. */
+static int is_term(const mod_fn *fn, const mod_node *n, int k, const pass_range *ranges)
 {
-    for (uint32_t i = 0; i < fn->n_nodes; i++) {
+    switch (n->op) {
+    case OP_fsel:
+        return k > 0;
+    case OP_fdiv:
+        return k == 0;
+    case OP_fmul: {
+        const uint32_t by = fn->args[n->args + (uint32_t)(1 - k)];
+        const uint8_t deps = fn->nodes[by].deps;
+        const int is_far = !(ranges[by].flo >= -1 && ranges[by].fhi <= 1);
+        return !(deps & DEP_SCORE) && !(deps & (DEP_Q | DEP_KV) && is_far);
+    }
+    case OP_flog:
+    case OP_flog2:
+    case OP_fsqrt:
+    case OP_frsqrt:
+    case OP_fsin:
+    case OP_fcos:
+    case OP_ftanh:
+    case OP_fsigmoid:
+    case OP_ferf:
+        return 0;
+    default:
+        return fn->nodes[fn->args[n->args + (uint32_t)k]].type == MOD_FLOAT;
+    }
+}
+
+/* A number in the text, a bias of keys, or a capture that is a term of the result. ranges: over
+ * all positions. */
+static int may_be_lowest(const mod_fn *fn, const pass_range *ranges, unsigned char *is_reached)
+{
+    is_reached[fn->result] = 1;
+    for (uint32_t i = fn->result + 1; i-- > 0;) {
         const mod_node *n = &fn->nodes[i];
+        const int is_read = n->type == MOD_FLOAT && (n->op == OP_LOAD || n->op == OP_SCALAR);
         if (n->op == OP_FLOAT && fabsf(n->imm.f) > 1e37f && fabsf(n->imm.f) < INFINITY)
             return 1;
-        if (n->op == OP_LOAD && n->type == MOD_FLOAT && n->deps & DEP_KV)
+        if (is_read && (is_reached[i] || n->deps & DEP_KV))
             return 1;
+        for (int k = 0; is_reached[i] && n->type == MOD_FLOAT && k < n->n_args; k++)
+            is_reached[fn->args[n->args + (uint32_t)k]] |= is_term(fn, n, k, ranges) != 0;
     }
     return 0;
 }
@@ -201,12 +236,14 @@ static int may_be_lowest(const mod_fn *fn)
 static saccade_status find_score_facts(pass_facts *f, arena *a, saccade_error *err)
 {
     pass_range *ranges = arena_array(a, f->fn->n_nodes, sizeof *ranges);
+    unsigned char *is_reached = arena_array(a, f->fn->n_nodes, 1);
     FAIL_IF_NULL(ranges);
+    FAIL_IF_NULL(is_reached);
     if (!pass_affine(f->fn, a, &f->slope, &f->offset))
         f->slope = f->offset = NULL;
     f->is_bounded = (uint8_t)is_bounded(f->fn, ranges);
+    f->may_be_lowest = (uint8_t)may_be_lowest(f->fn, ranges, is_reached);
     f->stays_finite = (uint8_t)stays_finite(f->fn, ranges);
-    f->may_be_lowest = (uint8_t)may_be_lowest(f->fn);
     return find_gains(f, a, err);
 }
 
