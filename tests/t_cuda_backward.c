@@ -327,6 +327,36 @@ static void masking_scores_have_slope_one(void **state)
     }
 }
 
+/* Where a score may be -inf, V may hold anything behind it. */
+static void masking_scores_are_known(void **state)
+{
+    static const struct {
+        const char *score;
+        int is_masking;
+    } rows[] = {{"q >= kv ? score : -inf", 1},
+                {"score + (q >= kv ? 0.0 : -inf)", 1},
+                {"score + log(float(kv % 3))", 1},
+                {"score * (q >= kv ? 1.0 : inf)", 1},
+                {"score * score", 1},
+                {"score + 0.5", 0},
+                {"score * 1.5", 0},
+                {"q >= kv ? score : -1e30", 0},
+                {"relative_bias()", 0},
+                {"alibi()", 0},
+                {"distance_decay(0.1)", 0},
+                {"sandwich(16)", 0},
+                {"softcap(20.0)", 0}};
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        cu_mod_text facts;
+        strbuf text = emitted(rows[i].score, &facts);
+        const int got = strstr(strbuf_text(&text), "#define SCORE_MAY_MASK 1") != NULL;
+        if (got != rows[i].is_masking)
+            fail_msg("%s: may mask %d", rows[i].score, got);
+        strbuf_free(&text);
+    }
+}
+
 /* ---- plans ---- */
 
 static saccade_status make_plan(const char *arch, saccade_dtype dtype, uint32_t gradients,
@@ -1147,7 +1177,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(few_blocks_take_two_kernels),
         cmocka_unit_test(no_spills),
         cmocka_unit_test(bounds_of_slopes),
-        cmocka_unit_test(masking_scores_have_slope_one), cmocka_unit_test(plan_of_gradients),
+        cmocka_unit_test(masking_scores_have_slope_one),
+        cmocka_unit_test(masking_scores_are_known), cmocka_unit_test(plan_of_gradients),
         cmocka_unit_test(refusals),         cmocka_unit_test(few_of_each),
         cmocka_unit_test(lengths),          cmocka_unit_test(few_keys),
         cmocka_unit_test(masks),            cmocka_unit_test(scores),

@@ -158,6 +158,44 @@ double pass_largest(const mod_fn *fn, uint32_t node, arena *a)
     return r->may_nan ? (double)INFINITY : fmax(fabs(r->flo), fabs(r->fhi));
 }
 
+/* Whether anything in a function makes infinities of finite numbers, but sums and products of
+ * very large ones. */
+static int makes_infinities(const mod_fn *fn)
+{
+    for (uint32_t i = 0; i < fn->n_nodes; i++) {
+        const mod_node *n = &fn->nodes[i];
+        switch (n->op) {
+        case OP_FLOAT:
+            if (!isfinite(n->imm.f))
+                return 1;
+            break;
+        case OP_SCALAR:
+        case OP_LOAD:
+            if (n->type == MOD_FLOAT)
+                return 1;
+            break;
+        case OP_frsqrt:
+        case OP_fexp:
+        case OP_fexp2:
+        case OP_flog:
+        case OP_flog2:
+        case OP_ftan:
+        case OP_fpow:
+            return 1;
+        default:
+            break;
+        }
+    }
+    return 0;
+}
+
+/* Whether slope * score + offset is finite at all positions, whatever captures hold. */
+static int is_finite_line(const mod_fn *slope, const mod_fn *offset, arena *a)
+{
+    return slope && isfinite(pass_largest(offset, offset->result, a))
+           && (!makes_infinities(slope) || isfinite(pass_largest(slope, slope->result, a)));
+}
+
 /* Whether an instruction that computes this for each score can raise the invalid flag. */
 static int can_be_invalid(const mod_fn *fn, const mod_node *n)
 {
@@ -242,6 +280,7 @@ static saccade_status find_score_facts(pass_facts *f, arena *a, saccade_error *e
     if (!pass_affine(f->fn, a, &f->slope, &f->offset))
         f->slope = f->offset = NULL;
     f->is_bounded = (uint8_t)is_bounded(f->fn, ranges);
+    f->is_finite_line = (uint8_t)is_finite_line(f->slope, f->offset, a);
     f->may_be_lowest = (uint8_t)may_be_lowest(f->fn, ranges, is_reached);
     f->stays_finite = (uint8_t)stays_finite(f->fn, ranges);
     return find_gains(f, a, err);

@@ -32,11 +32,10 @@ static void put_slope4(const emitter *e, const uint32_t results[2])
     strbuf_puts(e->out, "}\n\n");
 }
 
-/* Whether a score may be -inf where no mask says so: not one of a cap, nor the incoming one
- * with an offset that reads no tensor. */
+/* Whether a score may be -inf where no mask says so: not one of a cap, nor a finite line. */
 static int may_mask(const plan_problem *p)
 {
-    const mod_fn *fn = p->score, *offset = p->score_facts->offset;
+    const mod_fn *fn = p->score;
     const mod_node *n = &fn->nodes[fn->result];
     for (int i = 0; n->op == OP_fmul && i < 2; i++)
         if (fn->nodes[fn->args[n->args + i]].op == OP_FLOAT
@@ -44,7 +43,7 @@ static int may_mask(const plan_problem *p)
             n = &fn->nodes[fn->args[n->args + 1 - i]];
             break;
         }
-    return n->op != OP_ftanh && (!offset || offset->n_captures > 0);
+    return n->op != OP_ftanh && !p->score_facts->is_finite_line;
 }
 
 /* Whether an operation may have no finite result for finite operands. */
