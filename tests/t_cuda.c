@@ -1001,6 +1001,9 @@ static void text_of_mods(void **state)
         const char *score, *mask, *has;
     } rows[] = {{"alibi()", NULL, "#define MOD_SCORE SCORE_AFFINE"},
                 {"relative_bias()", NULL, "#define MOD_SCORE SCORE_AFFINE"},
+                {"score + 0.5 + 0.25 * (q - kv)", NULL, "#define MOD_SCORE SCORE_AFFINE"},
+                {"(score + 1e30) - 1e30", NULL, "#define MOD_SCORE SCORE_GENERAL"},
+                {"score + 1e30", NULL, "#define MOD_SCORE SCORE_GENERAL"},
                 {"score + float(kv - q) / 3.0", NULL, "* sac_inverse(3.f)"},
                 {"softcap(20)", NULL, "#define SCORE_UNIT 20.f"},
                 {"softcap(20)", NULL, "sac_tanh4("},

@@ -133,6 +133,15 @@ static void facts_of_scores(void **state)
         {"min(q, kv) < -1073741823 ? score * 100.0 : tanh(score)", 0, 1, 0, 0, 1},
         {"min(q, kv) < -1073741824 ? score * 100.0 : tanh(score)", 1, 1, 0, 0, 1},
         {"max(b, h) > 1073741823 ? score * 100.0 : tanh(score)", 1, 1, 0, 0, 1},
+        /* sums that a score comes out of with other digits are no lines */
+        {"(score + 1e30) - 1e30", 0, 1, 0, 0, 0},
+        {"(score * 2.0 - 1e30 * af[h]) + 1e30 * af[h]", 0, 0, 1, 0, 0},
+        {"score + wf - vf", 0, 0, 1, 0, 0},
+        {"(score + 1e9) - 1e9", 0, 1, 0, 1, 0},
+        {"score + 1e30", 0, 1, 0, 1, 0},
+        {"score + af[h] + bf[q] + 0.5", 0, 0, 1, 1, 0},
+        {"score + wf + af[h] * (q - kv)", 0, 0, 1, 1, 0},
+        {"(score + af[h]) + (q >= kv ? 0.0 : -1e30)", 0, 0, 1, 1, 0},
     };
     (void)state;
     for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {

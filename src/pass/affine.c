@@ -1,10 +1,13 @@
 /* A score that is a line in the incoming score: each node downstream of the score is carried
    as a pair (slope, offset), both free of it. Sums add pairs; products and quotients by
-   something free of the score scale them; ?: selects. */
+   something free of the score scale them; ?: selects. Offsets are added to each other before
+   the score, but for such as may leave none of its digits when they are added one by one. */
 #include "pass/pass.h"
 
 #include "base/status.h"
 #include "pass/rewrite.h"
+
+#include <math.h>
 
 static const uint32_t NONE = UINT32_MAX;
 
@@ -36,10 +39,42 @@ static uint32_t operand(const mod_fn *fn, uint32_t node, uint32_t k)
  * all, which is more than 0 times something that may be infinite. */
 typedef struct line {
     uint32_t slope, offset;
+    uint8_t terms; /* of the offset: TERM_ bits */
 } line;
 
 static const uint32_t ZERO = UINT32_MAX - 1;
-static const line no_line = {NONE, NONE};
+static const line no_line = {NONE, NONE, 0};
+
+/* What may be far larger than a score: a number that is, and a captured scalar. Tensors hold
+ * biases, and factors of positions are slopes. */
+enum { TERM_FAR = 1, TERM_SCALAR = 2 };
+
+/* Of a node that is free of the score. */
+static uint8_t terms_of(const mod_fn *fn, const mod_node *n, const line *lines)
+{
+    uint8_t all = 0;
+    switch (n->op) {
+    case OP_FLOAT:
+        return fabsf(n->imm.f) > PASS_FAR && isfinite(n->imm.f) ? TERM_FAR : 0;
+    case OP_SCALAR:
+        return n->type == MOD_FLOAT ? TERM_SCALAR : 0;
+    case OP_fadd:
+    case OP_fsub:
+    case OP_fmul:
+    case OP_fdiv:
+    case OP_fneg:
+    case OP_fabs:
+    case OP_fmin:
+    case OP_fmax:
+    case OP_fsel:
+    case OP_fdetach:
+        for (uint32_t k = n->op == OP_fsel; k < n->n_args; k++)
+            all |= lines[fn->args[n->args + k]].terms;
+        return n->op == OP_fmul || n->op == OP_fdiv ? all & TERM_FAR : all;
+    default:
+        return 0;
+    }
+}
 
 static uint32_t or_zero(mod_builder *b, uint32_t node)
 {
@@ -57,26 +92,30 @@ static uint32_t sum_of_parts(mod_builder *b, mod_op op, uint32_t x, uint32_t y,
     return rewrite_emit2(b, op, x, y);
 }
 
+/* Two that are both far may cancel, as in (score + 1e30) - 1e30, which is 0. */
 static line sum_of_lines(mod_builder *b, mod_op op, line x, line y)
 {
+    if (x.terms && y.terms)
+        return no_line;
     return (line){sum_of_parts(b, op, x.slope, y.slope, NONE),
-                  sum_of_parts(b, op, x.offset, y.offset, ZERO)};
+                  sum_of_parts(b, op, x.offset, y.offset, ZERO), x.terms | y.terms};
 }
 
 /* x * y or x / y with y free of score. */
 static line scaled_line(mod_builder *b, mod_op op, line x, uint32_t y)
 {
     return (line){rewrite_emit2(b, op, x.slope, y),
-                  x.offset == ZERO ? ZERO : rewrite_emit2(b, op, x.offset, y)};
+                  x.offset == ZERO ? ZERO : rewrite_emit2(b, op, x.offset, y), x.terms};
 }
 
 static line selected_line(mod_builder *b, uint32_t c, line x, line y)
 {
     const bool is_zero = x.offset == ZERO && y.offset == ZERO;
-    return (line){
-        rewrite_emit(b, OP_fsel, c, or_zero(b, x.slope), or_zero(b, y.slope)),
-        is_zero ? ZERO
-                : rewrite_emit(b, OP_fsel, c, or_zero(b, x.offset), or_zero(b, y.offset))};
+    return (line){rewrite_emit(b, OP_fsel, c, or_zero(b, x.slope), or_zero(b, y.slope)),
+                  is_zero
+                      ? ZERO
+                      : rewrite_emit(b, OP_fsel, c, or_zero(b, x.offset), or_zero(b, y.offset)),
+                  x.terms | y.terms};
 }
 
 static line line_of_operation(const shaper *s, uint32_t i, const line *lines)
@@ -92,7 +131,8 @@ static line line_of_operation(const shaper *s, uint32_t i, const line *lines)
         return x.offset == NONE || y.offset == NONE ? no_line
                                                     : sum_of_lines(s->b, (mod_op)n->op, x, y);
     case OP_fneg:
-        return x.offset == NONE ? no_line : sum_of_lines(s->b, OP_fsub, (line){NONE, ZERO}, x);
+        return x.offset == NONE ? no_line
+                                : sum_of_lines(s->b, OP_fsub, (line){NONE, ZERO, 0}, x);
     case OP_fmul:
         if (x.offset == NONE || y.offset == NONE || (x.slope != NONE && y.slope != NONE))
             return no_line;
@@ -115,9 +155,9 @@ static line line_of(const shaper *s, uint32_t i, const line *lines)
 {
     const mod_node *n = &s->fn->nodes[i];
     if (!(n->deps & DEP_SCORE))
-        return (line){NONE, s->copy[i]};
+        return (line){NONE, s->copy[i], terms_of(s->fn, n, lines)};
     if (n->op == OP_SCORE)
-        return (line){mod_emit_float(s->b, 1.0f), ZERO};
+        return (line){mod_emit_float(s->b, 1.0f), ZERO, 0};
     return line_of_operation(s, i, lines);
 }
 

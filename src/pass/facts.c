@@ -196,6 +196,16 @@ static int is_finite_line(const mod_fn *slope, const mod_fn *offset, arena *a)
            && (!makes_infinities(slope) || isfinite(pass_largest(slope, slope->result, a)));
 }
 
+static int has_far_number(const mod_fn *fn)
+{
+    for (uint32_t i = 0; i < fn->n_nodes; i++) {
+        const mod_node *n = &fn->nodes[i];
+        if (n->op == OP_FLOAT && fabsf(n->imm.f) > PASS_FAR && isfinite(n->imm.f))
+            return 1;
+    }
+    return 0;
+}
+
 /* Whether an instruction that computes this for each score can raise the invalid flag. */
 static int can_be_invalid(const mod_fn *fn, const mod_node *n)
 {
@@ -280,6 +290,7 @@ static saccade_status find_score_facts(pass_facts *f, arena *a, saccade_error *e
     if (!pass_affine(f->fn, a, &f->slope, &f->offset))
         f->slope = f->offset = NULL;
     f->is_bounded = (uint8_t)is_bounded(f->fn, ranges);
+    f->is_far = f->offset && has_far_number(f->offset);
     f->is_finite_line = (uint8_t)is_finite_line(f->slope, f->offset, a);
     f->may_be_lowest = (uint8_t)may_be_lowest(f->fn, ranges, is_reached);
     f->stays_finite = (uint8_t)stays_finite(f->fn, ranges);

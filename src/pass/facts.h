@@ -40,6 +40,7 @@ typedef struct pass_facts {
     uint8_t is_bounded;           /* proven: results lie within +-PASS_BOUND */
     uint8_t stays_finite;         /* guessed: finite scores give finite results */
     uint8_t may_be_lowest;        /* results may lie below -1e37 without being -inf */
+    uint8_t is_far;               /* a number in the line's offset is above PASS_FAR */
     uint8_t is_finite_line;       /* proven: a line, which is no infinity for finite scores */
 } pass_facts;
 

@@ -15,6 +15,8 @@ saccade_status pass_simplify(const mod_fn *fn, arena *arena, const mod_fn **out,
 
 /* ---- affine.c, interval.c: for facts.c, which asks them once ---- */
 
+/* Beside numbers above this a score loses digits that count, even in a double. */
+#define PASS_FAR 0x1p40f
 /* score_out = slope * score + offset with slope and offset free of score (either may vary with
  * b h q kv); gives both as functions of kind SCORE. Returns 0 when it is not of that form.
  * needs: simplified fn. */

@@ -244,14 +244,16 @@ static saccade_status put_offset(const emitter *e, saccade_error *err)
     return SACCADE_OK;
 }
 
-/* score + offset(kv), affine in kv, with a scale that can be divided by. found: it is that. */
+/* score + offset(kv), affine in kv, with a scale that can be divided by and no number beside
+ * which a score is nothing, as rows are shifted after their weights. found: it is that. */
 static saccade_status put_affine(emitter *e, int *found, saccade_error *err)
 {
     const pass_facts *known = e->problem->score_facts;
     const mod_fn *slope = known->slope, *offset = known->offset, *whole = e->fn;
     linear l;
     *found = 0;
-    if (!(e->problem->scale >= 1e-20f) || e->problem->dtype == SACCADE_F32 || !slope)
+    if (!(e->problem->scale >= 1e-20f) || e->problem->dtype == SACCADE_F32 || !slope
+        || known->is_far)
         return SACCADE_OK;
     const mod_node *one = &slope->nodes[slope->result];
     if (one->op != OP_FLOAT || one->imm.f != 1)
