@@ -271,6 +271,60 @@ static void imported_blocks_compose(void **state)
         free(arrays[k]);
 }
 
+/* One list for all heads and batches, whose mod differs: it is held against each of them. */
+static void imported_lists_are_of_every_head(void **state)
+{
+    static const struct {
+        const char *text;
+        int32_t q_offset[2];
+        int is_fine;
+    } rows[] = {{"q < 8 && kv < 8", {0, 0}, 1},
+                {"h == 0 ? q < 8 && kv < 8 : true", {0, 0}, 0},
+                {"b == 0 ? q < 8 && kv < 8 : true", {0, 0}, 0},
+                {"q < 8 && kv < 8", {0, -8}, 0},
+                {"q < 8 && kv < 8", {-8, -8}, 0}};
+    static const saccade_sizes two = {2, 2, 2, 16, 16, 8, 8};
+    const int64_t batches[1] = {2};
+    int32_t none[2] = {0, 0}, full[2] = {1, 0}, blocks[4] = {0, 0, 0, 0};
+    const saccade_block_indices first = {1, 1, 2, 2, 8, 8, none, blocks, full, blocks};
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        saccade_block_mask *lists, *even, *both = NULL;
+        saccade_error err = {.message = ""};
+        int32_t offset[2] = {rows[i].q_offset[0], rows[i].q_offset[1]};
+        const saccade_tensor t = saccade_tensor_of(offset, SACCADE_I32, 1, batches);
+        const saccade_positions at = {.size = sizeof at, .q_offset = &t};
+        saccade_block_mask_options o;
+        saccade_block_mask_options_init(&o);
+        o.block_q = o.block_kv = 8;
+        saccade_mod *mod = brute_mod(rows[i].text, NULL, 0);
+        saccade_mod *other = brute_mod("kv % 2 == 0", NULL, 0);
+        assert_int_equal(
+            saccade_block_mask_import(NULL, &first, mod, &two, &at, NULL, 0, &lists, &err),
+            SACCADE_OK);
+        assert_int_equal(
+            saccade_block_mask_create(NULL, other, &two, &at, NULL, 0, &o, &even, &err),
+            SACCADE_OK);
+        const saccade_status got = saccade_block_mask_or(lists, even, &both, &err);
+        if (got != (rows[i].is_fine ? SACCADE_OK : SACCADE_EINVAL)
+            || (got && !strstr(err.message, "their mod contradicts")))
+            fail_msg("%s: got %d '%s'", rows[i].text, got, err.message);
+        for (int64_t k = 0; both && k < 4; k++) {
+            uint8_t *live = dense(both, &two);
+            for (int64_t q = 0; q < 16; q++)
+                for (int64_t kv = 0; kv < 16; kv++)
+                    assert_int_equal(live[(k * 16 + q) * 16 + kv],
+                                     (q < 8 && kv < 8) || kv % 2 == 0);
+            free(live);
+        }
+        saccade_block_mask_destroy(both);
+        saccade_block_mask_destroy(lists);
+        saccade_block_mask_destroy(even);
+        saccade_mod_destroy(mod);
+        saccade_mod_destroy(other);
+    }
+}
+
 /* Of two imported masks the finer blocks count, whichever comes first. */
 static void imported_block_sizes_may_differ(void **state)
 {
@@ -578,6 +632,7 @@ int main(void)
         cmocka_unit_test(window_is_exact),
         cmocka_unit_test(indices_there_and_back),
         cmocka_unit_test(imported_blocks_compose),
+        cmocka_unit_test(imported_lists_are_of_every_head),
         cmocka_unit_test(imported_block_sizes_may_differ),
         cmocka_unit_test(too_many_rows_are_refused),
         cmocka_unit_test(too_many_imported_rows_are_refused),

@@ -127,6 +127,10 @@ static saccade_status join_rows(const mask_runs *const runs[2], const mask_runs 
     shape.B = runs[0]->B > runs[1]->B ? runs[0]->B : runs[1]->B;
     shape.H = runs[0]->H > runs[1]->H ? runs[0]->H : runs[1]->H;
     joint j = {.is_and = is_and, .both_have_mods = alone[0] && alone[1], .lists = &lists};
+    for (int i = 0; i < 2 && j.both_have_mods; i++) { /* one list may be of mods that differ */
+        shape.B = alone[i]->B > shape.B ? alone[i]->B : shape.B;
+        shape.H = alone[i]->H > shape.H ? alone[i]->H : shape.H;
+    }
     TRY(build_check_rows(&shape, err));
     TRY_GOTO(lists_open(&lists, shape.B * shape.H * shape.rows, err));
     for (; j.row < lists.rows; j.row++) {
