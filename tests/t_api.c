@@ -759,6 +759,46 @@ static void indices_are_checked(void **unused)
     free(s);
 }
 
+/* Indices at however many positions. */
+static void indices_are_seen(void **unused)
+{
+    static const struct {
+        const char *text;
+        saccade_sizes sizes;
+        const char *words; /* NULL: fine */
+    } cases[] = {
+        /* 2^93 positions, sampled up to the end, and none outside of the sizes */
+        {"score + float(doc[b < 0 || b > 1073741823 ? 99 : 0]) + float(doc[h < 0 || h > "
+         "1073741823 ? 99 : 0]) + float(doc[q < 0 || q > 7 || kv < 0 || kv > 1073741823 ? 99 : "
+         "0])",
+         {1 << 30, 1 << 30, 1, 8, 1 << 30, 1, 1},
+         NULL},
+        {"score + float(doc[b > 1072000000 ? 99 : 0])",
+         {1 << 30, 1 << 30, 1, 8, 1 << 30, 1, 1},
+         "got index 99"},
+        {"score + float(doc[h > 1072000000 ? 99 : 0])",
+         {1, 1 << 30, 1, 1 << 30, 1 << 30, 1, 1},
+         "got index 99"},
+    };
+    const saccade_capture doc = {"doc", SACCADE_I32, 1};
+    (void)unused;
+    setup *s = ready("cpu");
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        saccade_mod *mod;
+        saccade_error err = {.message = ""};
+        assert_int_equal(make_mod(SACCADE_SCORE, cases[i].text, &doc, 1, &mod, &err),
+                         SACCADE_OK);
+        const saccade_status got =
+            saccade_mod_check(mod, &cases[i].sizes, NULL, &s->binding, 1, 1000, &err);
+        if (got != (cases[i].words ? SACCADE_EVALUE : SACCADE_OK)
+            || (cases[i].words && !strstr(err.message, cases[i].words)))
+            fail_msg("%s: got %d '%s'", cases[i].text, got, err.message);
+        saccade_mod_destroy(mod);
+    }
+    tear_down(s);
+    free(s);
+}
+
 /* Positions are held against their shape and type before anything reads them. */
 static void checked_positions_are_checked(void **unused)
 {
@@ -879,6 +919,7 @@ int main(void)
         cmocka_unit_test(errors_have_a_place),
         cmocka_unit_test(memory_is_read),
         cmocka_unit_test(indices_are_checked),
+        cmocka_unit_test(indices_are_seen),
         cmocka_unit_test(checked_positions_are_checked),
         cmocka_unit_test(failing_allocations),
         cmocka_unit_test(forward_allocates_nothing),
