@@ -240,7 +240,8 @@ SACCADE_API void saccade_mod_destroy(saccade_mod *mod);
 /* Reads every index of a bound mod over all positions, as the float64 oracle does (what && ||
  * ?: guard is not read), and returns EVALUE with line:column for the first one outside its
  * tensor. Kernels clamp such an index. Looks at every position of up to `budget` (0 and
- * less: 2^26), else at an even sample of so many (at most 2^33). A read that the text has
+ * less: 2^26), else at an even sample of so many (at most 2^33). Conditions that hang on the
+ * score guard nothing, and indices that do are those of a score of 0. A read that the text has
  * twice is shown where it comes first. */
 SACCADE_API saccade_status saccade_mod_check(const saccade_mod *mod, const saccade_sizes *sizes,
                                              const saccade_positions *positions,

@@ -759,7 +759,7 @@ static void indices_are_checked(void **unused)
     free(s);
 }
 
-/* Indices at however many positions. */
+/* All of a capture's indices, of however many positions and whatever the score. */
 static void indices_are_seen(void **unused)
 {
     static const struct {
@@ -767,6 +767,17 @@ static void indices_are_seen(void **unused)
         saccade_sizes sizes;
         const char *words; /* NULL: fine */
     } cases[] = {
+        {"score > 1.0 ? float(doc[q + 1000]) : score", {1, 1, 1, 2, 2, 1, 1}, "got index 1000"},
+        {"score <= 1.0 ? score : float(doc[q + 1000])", {1, 1, 1, 2, 2, 1, 1}, "index 1000"},
+        {"score > 1.0 && q < 13 ? float(doc[q]) : score", {1, 1, 1, 20, 2, 1, 1}, NULL},
+        {"q < 13 && score > 1.0 ? float(doc[q]) : score", {1, 1, 1, 20, 2, 1, 1}, NULL},
+        {"q >= 13 || score > 1.0 ? score : float(doc[q])", {1, 1, 1, 20, 2, 1, 1}, NULL},
+        {"score > 1.0 || q < 13 ? float(doc[q]) : score", {1, 1, 1, 20, 2, 1, 1}, "index 13"},
+        {"score > 1.0 && doc[q] > 0 ? 1.0 : score", {1, 1, 1, 20, 2, 1, 1}, "index 13"},
+        {"(score > 1.0 ? q : 3) > 50 ? float(doc[q]) : score",
+         {1, 1, 1, 20, 2, 1, 1},
+         "index 13"},
+        {"!(q < 13 && score > 1.0) ? score : float(doc[q])", {1, 1, 1, 20, 2, 1, 1}, NULL},
         /* 2^93 positions, sampled up to the end, and none outside of the sizes */
         {"score + float(doc[b < 0 || b > 1073741823 ? 99 : 0]) + float(doc[h < 0 || h > "
          "1073741823 ? 99 : 0]) + float(doc[q < 0 || q > 7 || kv < 0 || kv > 1073741823 ? 99 : "

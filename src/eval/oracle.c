@@ -88,9 +88,42 @@ static double leaf_or_operation(walk *w, const mod_node *n, const eval_point *at
 
 /* ---- reports ---- */
 
-/* Does the text read operand k of n, given its first operand's value? */
-static bool reaches(const mod_node *n, uint32_t k, double first)
+enum { WORDS = MOD_MAX_NODES / 64 + 1 };
+
+static bool has(const uint64_t *set, uint32_t node)
 {
+    return set[node / 64] >> node % 64 & 1;
+}
+
+static void add(uint64_t *set, uint32_t node)
+{
+    set[node / 64] |= 1ull << node % 64;
+}
+
+/* Whether the score decides a node's value, given what is known of its operands. */
+static bool is_open(const walk *w, const mod_node *n, const uint64_t *open)
+{
+    const uint32_t *x = w->fn->args + n->args;
+    if (n->op == OP_SCORE)
+        return true;
+    if (n->op == OP_and || n->op == OP_or)
+        for (int k = 0; k < 2; k++)
+            if (!has(open, x[k]) && (w->values[x[k]] != 0) == (n->op == OP_or))
+                return false;
+    if (n->op == OP_bsel || n->op == OP_isel || n->op == OP_fsel)
+        return has(open, x[0]) || has(open, x[w->values[x[0]] != 0 ? 1 : 2]);
+    for (uint32_t k = 0; k < n->n_args; k++)
+        if (has(open, x[k]))
+            return true;
+    return false;
+}
+
+/* Does the text read operand k of n, given its first operand's value? Where the score decides
+ * that, it may. */
+static bool reaches(const mod_node *n, uint32_t k, double first, bool first_is_open)
+{
+    if (first_is_open)
+        return true;
     switch (n->op) {
     case OP_and:
         return k == 0 || first != 0;
@@ -108,16 +141,18 @@ static bool reaches(const mod_node *n, uint32_t k, double first)
 /* Marks what the result needs. Users follow operands, so one walk from the end is enough. */
 static void mark_reached(const walk *w, uint64_t *reached)
 {
+    uint64_t open[WORDS] = {0};
     const mod_fn *fn = w->fn;
-    reached[fn->result / 64] |= 1ull << fn->result % 64;
+    for (uint32_t i = 0; i <= fn->result; i++)
+        if (fn->nodes[i].deps & DEP_SCORE && is_open(w, &fn->nodes[i], open))
+            add(open, i);
+    add(reached, fn->result);
     for (uint32_t i = fn->result + 1; i-- > 0;) {
         const mod_node *n = &fn->nodes[i];
-        if (!(reached[i / 64] >> i % 64 & 1))
-            continue;
-        for (uint32_t k = 0; k < n->n_args; k++) {
-            const uint32_t arg = fn->args[n->args + k];
-            if (reaches(n, k, w->values[fn->args[n->args]]))
-                reached[arg / 64] |= 1ull << arg % 64;
+        for (uint32_t k = 0; has(reached, i) && k < n->n_args; k++) {
+            const uint32_t first = fn->args[n->args];
+            if (reaches(n, k, w->values[first], has(open, first)))
+                add(reached, fn->args[n->args + k]);
         }
     }
 }
@@ -138,13 +173,11 @@ static bool report_load(const walk *w, uint32_t node, eval_report *report)
 
 static void report_outside(const walk *w, eval_report *report)
 {
-    uint64_t reached[MOD_MAX_NODES / 64 + 1];
+    uint64_t reached[WORDS] = {0};
     assert(w->fn->n_nodes <= MOD_MAX_NODES);
-    memset(reached, 0, sizeof reached);
     mark_reached(w, reached);
     for (uint32_t i = 0; i <= w->fn->result; i++)
-        if (w->fn->nodes[i].op == OP_LOAD && (reached[i / 64] >> i % 64 & 1)
-            && report_load(w, i, report))
+        if (w->fn->nodes[i].op == OP_LOAD && has(reached, i) && report_load(w, i, report))
             return;
 }
 
