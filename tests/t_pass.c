@@ -555,6 +555,13 @@ static void test_gradient_ends(void **unused)
         {"min(score, 2.0)", 1.0, 1.0},
         {"pow(score, 2.0)", -3.0, -6.0},
         {"pow(score, 0.0)", 0.0, 0.0},
+        {"pow(score, 1.0)", 0.0, 1.0},
+        {"pow(score, -2147483648.0)", -1.0, 2147483648.0}, /* y - 1 is rounded */
+        {"pow(score, -16777216.0)", -1.0, 16777216.0},
+        {"pow(score, 16777218.0)", -1.0, -16777218.0},
+        {"pow(score, 16777218.0)", 1.0, 16777218.0},
+        {"pow(score, 16777216.0)", -1.0, -16777216.0},
+        {"pow(score, 16777215.0)", -1.0, 16777215.0},
         {"score / 0.0", 1.0, 0.0},
         {"floor(score) + score", 1.5, 1.0},
         {"kv < 5 ? score : -inf", 1.0, 1.0},
@@ -588,6 +595,7 @@ static void test_gradient_in_double(void **unused)
         {"score * (0.25 + 1e-9)", 3.0, 0.25 + (double)1e-9f},
         {"score * (1.0 / 3.0)", 3.0, 1.0 / 3.0},
         {"exp2(score)", 1.0, 1.3862943611198906},
+        {"pow(score, 16777218.0)", -1.0, -16777218.0},
         {"log2(score)", 2.0, 0.7213475204444817},
         {"erf(score)", 0.0, 1.1283791670955126},
         {"tanh(score * sqrt(2.0))", 0.0, 1.4142135623730951},
@@ -603,9 +611,12 @@ static void test_gradient_in_double(void **unused)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_simplify_random), cmocka_unit_test(test_simplify_texts),
-        cmocka_unit_test(test_affine),          cmocka_unit_test(test_interval),
-        cmocka_unit_test(test_gradient_random), cmocka_unit_test(test_gradient_ends),
+        cmocka_unit_test(test_simplify_random),
+        cmocka_unit_test(test_simplify_texts),
+        cmocka_unit_test(test_affine),
+        cmocka_unit_test(test_interval),
+        cmocka_unit_test(test_gradient_random),
+        cmocka_unit_test(test_gradient_ends),
         cmocka_unit_test(test_gradient_in_double),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

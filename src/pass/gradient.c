@@ -281,11 +281,22 @@ static void grad_erf(tape *t)
     give(t, 0, mul(t, incoming(t), mul(t, bell, two_by_sqrt_pi)));
 }
 
+/* x^(y-1). Where y - 1 is rounded, both are even, and an odd power has the sign of x. */
+static uint32_t lower_power(tape *t, uint32_t x, uint32_t y)
+{
+    const uint32_t less = sub(t, y, number(t, 1.0f));
+    const uint32_t power = rewrite_emit2(t->b, OP_fpow, x, less);
+    const uint32_t is_rounded = rewrite_emit2(t->b, OP_fne, sub(t, less, y), number(t, -1.0f));
+    const uint32_t is_negative = rewrite_emit2(t->b, OP_flt, x, number(t, 0.0f));
+    const uint32_t is_turned = rewrite_emit2(t->b, OP_and, is_rounded, is_negative);
+    return rewrite_emit(t->b, OP_fsel, is_turned, negative(t, power), power);
+}
+
 /* x^y: y x^(y-1), 0 for y = 0; and x^y log x, 0 for x = 0. */
 static void grad_pow(tape *t)
 {
     const uint32_t x = operand(t, 0), y = operand(t, 1), zero = number(t, 0.0f);
-    const uint32_t lower = rewrite_emit2(t->b, OP_fpow, x, sub(t, y, number(t, 1.0f)));
+    const uint32_t lower = lower_power(t, x, y);
     give_if(t, 0, mul(t, incoming(t), mul(t, y, lower)), rewrite_emit2(t->b, OP_fne, y, zero));
     give_if(t, 1, mul(t, incoming(t), mul(t, result(t), call(t, OP_flog, x))),
             rewrite_emit2(t->b, OP_fne, x, zero));
