@@ -273,6 +273,141 @@ def test_gradients_of_functions(f):
         assert torch.allclose(a, torch.zeros_like(a) if b is None else b, rtol=2e-6)
 
 
+def slopes(f, tensors, dtype):
+    """f of captured elements and its gradients, times what keeps values small: by kernels and
+    by torch."""
+    made = []
+    size = f(*(t.to(dtype) for t in tensors)).abs()
+    small = torch.where(size.isfinite() & (size > 1), 1 / size, torch.ones_like(size))
+    for call in ("saccade", "torch"):
+        x = [t.to(dtype).clone().requires_grad_() for t in tensors]
+        if call == "saccade":
+            q = torch.zeros(1, 1, len(size), 8, dtype=dtype)
+            mod = lambda s, b, h, i, j: s + f(*(t[i] for t in x)) * small[i]  # noqa: B023, E731
+            got = st.flex_attention(q, q[:, :, :1], q[:, :, :1], mod, return_lse=True)[1][0, 0]
+        else:
+            got = f(*x) * small
+        made.append((got.detach(), *torch.autograd.grad(got.sum(), x)))
+    return made
+
+
+def agree_in_slopes(f, *tensors):
+    """Where torch's value and slope are finite, but for what float32 loses of torch's own."""
+    exact = slopes(f, tensors, torch.float64)[1]
+    for dtype, rtol in ((torch.float64, 2e-6), (torch.float32, 1e-5)):
+        got, theirs = slopes(f, tensors, dtype)
+        for k, (a, b, best) in enumerate(zip(got, theirs, exact)):
+            off = (a.double() - best).abs()
+            least = 1e-37 if k else 1e-16
+            bad = off > rtol * best.abs() + 2 * (b.double() - best).abs() + least
+            bad = (bad | a.isnan()) & best.isfinite() & b.isfinite() & theirs[0].isfinite()
+            shown = [(k, *[float(t[i]) for t in tensors], float(a[i]), float(best[i]))
+                     for i in bad.nonzero().flatten()[:5]]  # fmt: skip
+            assert not shown, (dtype, shown)
+
+
+EDGES = torch.tensor(
+    [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 0.25, 2.0, -2.0, 3.0, -3.0, 6.0, -6.0, 20.0, 40.0, 41.0]
+    + [-40.0, 0.4142135623730950, 2.414213562373095, 0.0795, 88.0, -88.0]
+    + [s * 10.0**n for s in (1, -1) for n in (-38, -30, -20, -10, -4, 4, 9, 10, 18, 30, 38)]
+)
+INNER = EDGES[EDGES.abs() < 1]
+SMOOTH = [
+    torch.log1p, torch.atan, torch.sinh, torch.cosh, torch.asinh, torch.erfc, F.softplus, F.elu,
+    F.selu, F.leaky_relu, F.mish, F.logsigmoid, F.softsign, F.silu, F.gelu,
+    torch.frac, torch.square, torch.sigmoid, torch.tanh, F.celu, F.tanhshrink, F.softshrink,
+    F.hardshrink, torch.special.entr, torch.abs, torch.exp, torch.exp2, torch.erf,
+    torch.reciprocal, torch.log, lambda x: F.softplus(x, 3.0), lambda x: F.elu(x, 0.5),
+    lambda x: F.softplus(x, 0.5, 4.0), lambda x: F.celu(x, 0.5), lambda x: x**2, lambda x: x**3,
+    lambda x: F.gelu(x, approximate="tanh"), lambda x: F.threshold(x, 1.0, -3.0),
+    lambda x: x**1.5, lambda x: x**0, lambda x: 2.0**x, lambda x: 0.0**x, lambda x: x % 1.0,
+    lambda x: torch.copysign(x, torch.ones_like(x)), lambda x: torch.lerp(x, x * 2, 0.5),
+    lambda x: torch.atan2(x, torch.ones_like(x)), lambda x: torch.atan2(torch.ones_like(x), x),
+    lambda x: torch.hypot(x, torch.ones_like(x)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("f", SMOOTH, ids=lambda f: getattr(f, "__name__", "f"))
+def test_slopes_at_edges(f):
+    """At 0, where branches of formulas meet, and at arguments tiny and huge."""
+    agree_in_slopes(f, EDGES)
+
+
+@pytest.mark.parametrize("f", [torch.asin, torch.acos, torch.atanh, torch.logit])
+def test_slopes_of_the_unit_interval(f):
+    agree_in_slopes(f, INNER[INNER > 0] if f is torch.logit else INNER)
+
+
+def test_slopes_of_acosh_expm1_and_sinc():
+    agree_in_slopes(torch.acosh, EDGES[EDGES >= 1])
+    agree_in_slopes(torch.expm1, EDGES[EDGES > -30])  # beyond torch's are 0
+    x = EDGES.double()
+    want = torch.where(x == 0, 0, (x * math.pi).cos() / x - torch.sinc(x) / x)
+    want = torch.where(x.abs() < 1e-3, -x * math.pi**2 / 3, want)
+    for dtype in (torch.float64, torch.float32):
+        got, _ = slopes(torch.sinc, [EDGES], dtype)
+        assert torch.allclose(got[1].double(), want, rtol=1e-5, atol=1e-6)
+        small = x.abs() < 1e-2
+        assert torch.allclose(got[1].double()[small], want[small], rtol=1e-5, atol=1e-37)
+
+
+FEW = [0.0, -0.0, 1.0, -1.0, 0.3, 2.0, -2.0, 3.0, 1e-30, -1e-30, 1e30, -1e30, 1e-10]
+PAIRS = torch.cartesian_prod(torch.tensor(FEW), torch.tensor(FEW)).T
+SIGNED = PAIRS[:, (PAIRS.signbit() <= (PAIRS < 0)).all(0)]  # without -0
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        torch.logaddexp, torch.logaddexp2, torch.copysign, torch.pow, torch.div,
+        torch.hypot, torch.special.xlog1py, torch.xlogy, lambda x, y: torch.lerp(x, y, 0.3),
+        lambda x, y: torch.where(x > y, x, y * 2), lambda x, y: torch.addcdiv(x, y, y),
+    ],
+    ids=lambda f: getattr(f, "__name__", "f"),
+)  # fmt: skip
+def test_slopes_of_two(f):
+    """At all pairs of edges, ties among them."""
+    agree_in_slopes(f, *PAIRS)
+
+
+def test_slopes_of_atan2():
+    """Of -0 the angle is that of 0. torch's slopes in float32 are 0 where squares under- or
+    overflow."""
+    y, x = SIGNED
+    for dtype, rtol in ((torch.float64, 2e-6), (torch.float32, 1e-5)):
+        got, _ = slopes(torch.atan2, [y, x], dtype)
+        _, want = slopes(torch.atan2, [y, x], torch.float64)
+        for a, b in zip(got, want):
+            assert torch.allclose(a.double(), b, rtol=rtol, atol=1e-37)
+    y, x = (torch.tensor(t) * math.inf for t in ([1.0, 1, -1, -1], [1.0, -1, 1, -1]))
+    got = scores(lambda s, b, h, i, j: s + torch.atan2(y[i], x[i]), 4)
+    assert torch.allclose(got, torch.atan2(y, x))
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda r: r.norm(), lambda r: r.norm(p=1), lambda r: r.norm(p=3), lambda r: r.var(),
+        lambda r: r.norm(p=0.5), lambda r: r.std(), lambda r: r.prod(),
+        lambda r: r.max(-1).values, lambda r: r.min(0)[0], lambda r: r.softmax(0)[1],
+        lambda r: r.log_softmax(0)[1], lambda r: r.logsumexp(0), lambda r: torch.dist(r, r),
+        lambda r: F.normalize(r, dim=0)[1], lambda r: torch.dist(r, 2 * r, 1),
+        lambda r: F.cosine_similarity(r, r.abs() + 1, dim=0), lambda r: r.abs().sum(),
+    ],
+)  # fmt: skip
+def test_slopes_of_rows_at_edges(f):
+    rows = [[0, 0, 0], [1, 1, 1], [1, -2, 3], [0, 1, 2], [2, 2, 1], [-1, -1, 0], [3, 0, 3]]
+    for dtype in (torch.float64, torch.float32):
+        p = torch.tensor([*rows, [1e-20, 1e-20, -1e-20]], dtype=dtype, requires_grad=True)
+        q = torch.zeros(1, 1, len(p), 8, dtype=dtype)
+        mod = lambda s, b, h, i, j: s + f(p[i])  # noqa: B023, E731
+        got = st.flex_attention(q, q[:, :, :1], q[:, :, :1], mod, return_lse=True)[1][0, 0]
+        want = torch.stack([f(x) for x in p])
+        assert torch.allclose(got, want, rtol=1e-5)
+        got, want = (torch.autograd.grad(t.sum(), p)[0] for t in (got, want))
+        assert torch.allclose(got, want, rtol=1e-4, atol=1e-6), (got, want)
+
+
 def test_gradients_of_parts_of_rows():
     made = []
     for call in ("saccade", "torch"):

@@ -43,26 +43,26 @@ def _type_of(text):
     return "bool" if re.search(r"[<>]|==|!=", text) and "?" not in text else "float"
 
 
-# Steps that others are made of, in x and y.
+# Steps that others are made of, in x and y. Slopes hold at 0 and at ties too: as abs has none
+# at 0, |x| is a choice by sign where a slope goes through it.
 _PARTS = {
     "log1p": "u = 1.0 + x; d = u - 1.0; "
     "u == 1.0 ? x : u == inf ? u : log(u) * (x / (d == 0.0 ? 1.0 : d))",
     "expm1": "u = exp(x); d = u - 1.0; abs(x) > 0.5 ? d : u == 1.0 ? x : d * (x / log(u))",
-    "atan": "a = abs(x); r = a > 1.0 ? 1.0 / a : a; half = r > 0.4142135623730950; "
-    "w = half ? (r - 1.0) / (r + 1.0) : r; z = w * w; "
+    "atan1": "half = x > 0.4142135623730950; w = half ? (x - 1.0) / (x + 1.0) : x; z = w * w; "
     "p = (((8.05374449538e-2 * z - 1.38776856032e-1) * z + 1.99777106478e-1) * z "
     "- 3.33329491539e-1) * z * w + w; g = half ? p + 0.7853981633974483 : p; "
-    "s = sin(g); c = cos(g); y = g + (r * c - s) / (c + r * s); "
+    "s = sin(g); c = cos(g); g + (x * c - s) / (c + x * s)",  # of 0 to 1
+    "atan": "a = x < 0.0 ? -x : x; r = a > 1.0 ? 1.0 / a : a; y = @atan1 r; "
     "q = a > 1.0 ? 1.5707963267948966 - y : y; x < 0.0 ? -q : q",
+    "atan2": "a = x < 0.0 ? -x : x; b = y < 0.0 ? -y : y; steep = a > b; m = steep ? a : b; "
+    "n = steep ? b : a; r = n == inf ? 1.0 : n / m; t = @atan1 r; "
+    "s = steep ? 1.5707963267948966 - t : t; w = y < 0.0 ? 3.141592653589793 - s : s; "
+    "x < 0.0 ? -w : w",
     "divide": "y == 0.0 ? x * inf : x / y",
-    "softplus": "a = -abs(x); e = exp(a); l = @log1p e; max(0.0, x) + l",
+    "softplus": "n = x > 0.0; a = n ? -x : x; e = exp(a); l = @log1p e; n ? x + l : l",
 }
 
-_ATAN2 = (
-    "r = @divide x y; a = @atan r; "
-    "y > 0.0 ? a : y < 0.0 ? (x < 0.0 ? a - 3.141592653589793 : a + 3.141592653589793) "
-    ": x > 0.0 ? 1.5707963267948966 : x < 0.0 ? -1.5707963267948966 : x != x ? x : y"
-)
 # Numerical Recipes in C, section 6.2: relative error below 1.2e-7 everywhere.
 _ERFC = (
     "z = abs(x); t = 1.0 / (1.0 + 0.5 * z); "
@@ -72,24 +72,35 @@ _ERFC = (
     "e = t * exp(p - z * z); x < 0.5 ? 1.0 - erf(x) : e"
 )
 _LOG_ADD = (
-    "m = max(x, y); a = -abs(x - y); e = exp(a); l = @log1p e; "
-    "x == y ? x + 0.6931471805599453 : m + l"
+    "n = x > y; m = n ? x : y; d = n ? y - x : x - y; "
+    "a = x == y && abs(x) == inf ? 0.0 : d; e = exp(a); l = @log1p e; m + l"
 )
-_LOG2_ADD = (
-    "m = max(x, y); a = -abs(x - y); e = exp2(a); l = @log1p e; "
-    "x == y ? x + 1.0 : m + l * 1.4426950408889634"
-)
+_LOG2_ADD = _LOG_ADD.replace("exp(", "exp2(").replace("m + l", "m + l * 1.4426950408889634")
 _ASINH = (
-    "a = abs(x); d = a + a * a / (1.0 + sqrt(a * a + 1.0)); l = @log1p d; "
+    "a = x < 0.0 ? -x : x; d = a + a * a / (1.0 + sqrt(a * a + 1.0)); l = @log1p d; "
     "r = a > 1e9 ? log(a) + 0.6931471805599453 : l; x < 0.0 ? -r : r"
 )
+_ACOSH = (
+    "d = x - 1.0; r = d + sqrt(d * (x + 1.0)); l = @log1p r; "
+    "x > 1e9 ? log(x) + 0.6931471805599453 : l"
+)
 _ATANH = (
-    "a = abs(x); u = 2.0 * a; v = 1.0 - a; d = @divide u v; l = @log1p d; "
+    "a = x < 0.0 ? -x : x; u = 2.0 * a; v = 1.0 - a; d = @divide u v; l = @log1p d; "
     "x < 0.0 ? -0.5 * l : 0.5 * l"
 )
 _SINH = (
-    "a = abs(x); m = @expm1 a; b = a > 40.0 ? 0.5 * exp(a) : 0.5 * (m + m / (m + 1.0)); "
-    "x < 0.0 ? -b : b"
+    "a = x < 0.0 ? -x : x; m = @expm1 a; "
+    "b = a > 40.0 ? 0.5 * exp(a) : 0.5 * (m + m / (m + 1.0)); x < 0.0 ? -b : b"
+)
+_COSH = (
+    "a = abs(x); m = @expm1 a; a > 40.0 ? 0.5 * exp(a) : 1.0 + 0.5 * m * (m / (m + 1.0))"
+)
+# Near 0 by the series, as sin(z) / z cancels in the derivative.
+_SINC = (
+    "z = x * 3.141592653589793; w = z * z; "
+    "p = 1.0 - w * (0.16666666666666666 - w * (8.333333333333333e-3 - w * "
+    "(1.984126984126984e-4 - w * (2.755731922398589e-6 - w * 2.505210838544172e-8)))); "
+    "abs(z) < 0.25 ? p : sin(z) / z"
 )
 
 # name: (formula, operands, options with their defaults)
@@ -107,17 +118,17 @@ _FORMULAS: dict[str, tuple] = {
     ),
     "logsigmoid": ("n = -x; l = @softplus n; -l", _X, {}),
     "atan": (_PARTS["atan"], _X, {}),
-    "atan2": (_ATAN2, _XY, {}),
+    "atan2": (_PARTS["atan2"], _XY, {}),
     "asin": ("r = x / (1.0 + sqrt(1.0 - x * x)); a = @atan r; 2.0 * a", _X, {}),
     "acos": (
-        "u = 1.0 - x; v = 1.0 + x; d = @divide u v; r = sqrt(d); a = @atan r; 2.0 * a",
+        "u = sqrt(1.0 - x); v = sqrt(1.0 + x); a = @atan2 u v; 2.0 * a",
         _X,
         {},
     ),
     "sinh": (_SINH, _X, {}),
-    "cosh": ("e = exp(abs(x)); 0.5 * e + 0.5 / e", _X, {}),
+    "cosh": (_COSH, _X, {}),
     "asinh": (_ASINH, _X, {}),
-    "acosh": ("d = x - 1.0; r = d + sqrt(d * (x + 1.0)); l = @log1p r; l", _X, {}),
+    "acosh": (_ACOSH, _X, {}),
     "atanh": (_ATANH, _X, {}),
     "erfc": (_ERFC, _X, {}),
     "elu": ("m = @expm1 x; x > 0.0 ? x : alpha * m", _X, {"alpha": 1.0}),
@@ -151,7 +162,11 @@ _FORMULAS: dict[str, tuple] = {
         {},
     ),
     "addcmul": ("x + value * y * z", ("input", "tensor1", "tensor2"), {"value": 1.0}),
-    "addcdiv": ("x + value * y / z", ("input", "tensor1", "tensor2"), {"value": 1.0}),
+    "addcdiv": (
+        "u = value * y; r = @divide u z; x + r",
+        ("input", "tensor1", "tensor2"),
+        {"value": 1.0},
+    ),
     "celu": ("r = x / alpha; m = @expm1 r; x > 0.0 ? x : alpha * m", _X, {"alpha": 1.0}),
     "threshold": ("x > threshold ? x : value", _X, {"threshold": 0.0, "value": 0.0}),
     "tanhshrink": ("x - tanh(x)", _X, {}),
@@ -162,7 +177,7 @@ _FORMULAS: dict[str, tuple] = {
     ),
     "hardshrink": ("x >= -lambd && x <= lambd ? 0.0 : x", _X, {"lambd": 0.5}),
     "prelu": ("x > 0.0 ? x : y * x", ("input", "weight"), {}),
-    "sinc": ("z = x * 3.141592653589793; x == 0.0 ? 1.0 : sin(z) / z", _X, {}),
+    "sinc": (_SINC, _X, {}),
     "entr": ("x > 0.0 ? -x * log(x) : x == 0.0 ? 0.0 : x < 0.0 ? -inf : x", _X, {}),
     "xlog1py": ("l = @log1p y; x == 0.0 && (y <= -1.0 || y == inf) ? 0.0 : x * l", _XY, {}),
     "xlogy": ("x == 0.0 && (y <= 0.0 || y == inf) ? 0.0 : x * log(y)", _XY, {}),

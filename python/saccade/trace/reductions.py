@@ -42,7 +42,9 @@ def _norm(t, row, p=2):
     if p == 0:
         return _sum(t, Vector(t, [x != 0 for x in size.items]))
     powers = Vector(t, [t.apply("pow", (x, float(p)), {}) for x in size.items])
-    return t.apply("pow", (_sum(t, powers), 1 / p), {})
+    total = _sum(t, powers)  # of 0 the power has an infinite slope
+    made = t.apply("pow", (total, 1 / p), {})
+    return t.apply("where", (total == 0, 0.0, made), {}) if p > 0 else made
 
 
 def _isin(t, row, other, assume_unique=False, invert=False):
