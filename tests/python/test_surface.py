@@ -31,6 +31,37 @@ def test_swapped_indices_are_an_error_of_the_first_call():
         st.create_block_mask(lambda b, h, i, j: tab[i, h] > 0.5, None, H, N, N)
 
 
+@pytest.mark.parametrize("mask", ["causal()", "sliding_window(64)", "imported"])
+def test_swapped_indices_are_an_error_under_a_mask(mask):
+    """Whose first row of a block may have few keys, or low positions alone."""
+    n = 300
+    q, k, v = tensors(n)
+    bias = torch.rand(n, H, n)
+    block_mask = st.create_block_mask(st.mask("causal()"), None, None, n, n, device="cpu")
+    if mask == "imported":
+        block_mask = st.BlockMask.from_kv_blocks(
+            block_mask.kv_num_blocks, block_mask.kv_indices, block_mask.full_kv_num_blocks,
+            block_mask.full_kv_indices, BLOCK_SIZE=128, mask_mod=lambda b, h, i, j: i >= j,
+            seq_lengths=(n, n),
+        )  # fmt: skip
+    elif mask != "causal()":
+        block_mask = st.create_block_mask(st.mask(mask), None, None, n, n, device="cpu")
+    right = lambda s, b, h, i, j: s + bias[i, h, j]  # noqa: E731
+    st.check(q, k, right, block_mask)
+    st.flex_attention(q, k, v, right, block_mask)
+    for wrong in (
+        lambda s, b, h, i, j: s + bias[h, i, j],
+        lambda s, b, h, i, j: s + bias[i, j, h],
+    ):
+        with pytest.raises(IndexError, match="score_mod"):
+            st.check(q, k, wrong, block_mask)
+        with pytest.raises(IndexError, match="score_mod"):
+            st.flex_attention(q, k, v, wrong, block_mask)
+    ends = torch.rand(n)[:-1]
+    with pytest.raises(IndexError, match="got index 299"):
+        st.check(q, k, lambda s, b, h, i, j: s + ends[i], block_mask)
+
+
 def test_what_is_read_at_dead_positions_alone_is_no_error():
     q, k, v = tensors()
     table = torch.rand(N)

@@ -8,6 +8,7 @@ import math
 import torch
 
 from ..c import abi
+from ..c.abi import BadValue
 from .block_mask import BlockMask
 from .checks import check_indices, check_plain, count_of
 from .masks import mask_of_tensors, mask_or_mod, proven_for
@@ -37,15 +38,21 @@ def _spread(n, count):
 
 
 def _live(mask, row, KV, count):
-    """The row, or one of its block, and keys that are live for all its batches and heads."""
+    """The row, and keys that are live for all its batches and heads."""
     if mask is None:
         return row, _spread(KV, count)
-    row -= row % mask.BLOCK_SIZE[0]  # as windows of imported masks begin
-    window = mask.handle().window(row, 1, 0, KV)
+    handle = mask.handle()
+    try:
+        window = handle.window(row, 1, 0, KV)
+        first = row
+    except BadValue:  # of an imported mask, whose windows begin where a block does
+        first = row - row % mask.BLOCK_SIZE[0]
+        row = min(row, first + max(1, _ROW // (KV * math.prod(handle.lead))) - 1)
+        window = handle.window(first, row - first + 1, 0, KV)
     B, H = window.lead
-    dense = torch.empty((B * H, KV), dtype=torch.uint8, device="cpu")
+    dense = torch.empty((B * H, row - first + 1, KV), dtype=torch.uint8, device="cpu")
     abi.call("block_mask_to_dense", window.handle, dense.data_ptr())
-    live = dense.all(0).nonzero().flatten().tolist()
+    live = dense[:, -1].all(0).nonzero().flatten().tolist()
     return row, [live[i] for i in _spread(len(live), count)] if live else []
 
 
@@ -59,8 +66,9 @@ def check(
 ) -> None:
     """Raises IndexError where a mod reads outside of a tensor that it captures; the message
     says which index of which tensor, and where. Of a mask every position is looked at up to
-    `budget` (0: 2^26), then an even sample; of a score up to 64 live keys of up to 64 rows, all
-    batches and heads of each. The first call of a mod on the CPU does the same with a sample.
+    `budget` (0: 2^26), then an even sample; of a score, in all batches and heads, up to 64 keys
+    of each of up to 64 rows, where they are live for all of those. The first call of a mod on
+    the CPU looks at two keys of each of three rows.
     """
     for name, t in (("query", query), ("key", key)):
         check_plain(name, t)
