@@ -86,6 +86,8 @@ static PyObject *run_backward(PyObject *node, PyObject *run, PyObject *d_out)
 {
     PyObject *saved = warm_get(node, NAME_SAVED_TENSORS), *made = NULL;
     const Py_ssize_t n = saved ? PyTuple_Size(saved) : -1;
+    if (!saved)
+        PyErr_Clear(); /* Python says what changed */
     if (n >= 0 && n <= MOST_SAVED) {
         PyObject *given[MOST_SAVED + 3] = {Py_None, warm_zero};
         for (Py_ssize_t i = 0; i < n; i++)

@@ -1,9 +1,13 @@
 """BlockSelection: the blocks that a tensor names, against the same ones as lists; forward and
 gradients, on a GPU in a CUDA graph, too."""
 
+import copy
+import pickle
+
 import pytest
 
 torch = pytest.importorskip("torch")
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import saccade.torch as st  # noqa: E402
 
@@ -147,6 +151,86 @@ def test_a_kept_call_prepares_again_what_a_selection_dropped():
     blocks.select(chosen(2))
     st.flex_attention(q, k, v, block_mask=blocks, enable_gqa=True)
     assert blocks._selected._prepared
+
+
+def small():
+    torch.manual_seed(5)
+    q, k, v = (torch.randn(1, 2, 256, 16, requires_grad=True) for _ in range(3))
+    blocks = st.BlockSelection(1, 2, 256, 256, most=1, mask_mod="q + 256 >= kv")
+    return q, k, v, blocks, [torch.full((1, 2, 2, 1), n, dtype=torch.int32) for n in (0, 1)]
+
+
+def test_backward_of_another_selection_is_an_error():
+    q, k, v, blocks, (first, second) = small()
+    blocks.select(first)
+    sinks, d_out = torch.zeros(2, requires_grad=True), torch.randn(q.shape)
+    plain = lambda: st.flex_attention(q, k, v, block_mask=blocks)  # noqa: E731
+    for call in (
+        plain,
+        torch.compile(plain, backend="aot_eager"),
+        lambda: st.flex_attention(q, k, v, block_mask=blocks, return_lse=True)[0],
+        lambda: st.flex_attention(q, k, v, block_mask=blocks, sinks=sinks),
+    ):
+        for _ in range(3):  # known layouts go by the extension
+            want = torch.autograd.grad(call(), (q, k, v), d_out)
+        out = call()
+        blocks.select(second)
+        with pytest.raises(RuntimeError, match=r"select\(\) of a BlockSelection"):
+            torch.autograd.grad(out, (q, k, v), d_out)
+        blocks.select(first)
+        for a, b in zip(torch.autograd.grad(call(), (q, k, v), d_out), want):
+            assert torch.equal(a, b)
+        out = call()
+        with torch.no_grad():
+            q.add_(0)
+        with pytest.raises(RuntimeError, match="inplace|view"):
+            torch.autograd.grad(out, (q, k, v), d_out)
+    out, vjp = torch.func.vjp(lambda q: st.flex_attention(q, k, v, block_mask=blocks), q)
+    blocks.select(second)
+    with pytest.raises(RuntimeError, match=r"select\(\) of a BlockSelection"):
+        vjp(torch.ones_like(out))
+
+
+def test_checkpointed_layers_select_again():
+    """Of one mask: what is computed again selects again."""
+    q, k, v, blocks, choices = small()
+
+    def layer(x, choice):
+        blocks.select(choice)
+        return st.flex_attention(x, k, v, block_mask=blocks)
+
+    def grads(of):
+        x = q
+        for choice in choices:
+            x = of(x, choice)
+        return torch.autograd.grad(x.sum(), (q, k, v))
+
+    own = [st.BlockSelection(1, 2, 256, 256, most=1) for _ in choices]
+    x = q
+    for mask, choice in zip(own, choices):
+        mask.select(choice)
+        x = st.flex_attention(x, k, v, block_mask=mask)
+    want = torch.autograd.grad(x.sum(), (q, k, v))
+    got = grads(lambda *x: checkpoint(layer, *x, use_reentrant=False))
+    assert all(map(torch.equal, got, want))
+
+
+def test_copies_of_a_selection_select():
+    q, k, v, blocks, (first, second) = small()
+    blocks.select(first)
+    read = pickle.loads(pickle.dumps(blocks))
+    for copied in (copy.deepcopy(blocks), read, copy.copy(blocks)):
+        assert type(copied) is st.BlockSelection and copied.shape == blocks.shape
+        assert torch.equal(copied.to_dense(), blocks.to_dense())
+        copied.select(second)
+        out = st.flex_attention(q, k, v, block_mask=copied)
+        assert not torch.equal(out, st.flex_attention(q, k, v, block_mask=blocks))
+        blocks.select(second)
+        assert torch.equal(out, st.flex_attention(q, k, v, block_mask=blocks))
+        blocks.select(first)
+    layers = torch.nn.ModuleList([torch.nn.Linear(2, 2)])
+    layers.blocks = st.BlockSelection(1, 2, 256, 256, most=1)
+    assert type(copy.deepcopy(layers).blocks) is st.BlockSelection  # nothing selected yet
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

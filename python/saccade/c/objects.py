@@ -14,7 +14,7 @@ import math
 import re
 import struct
 import threading
-from typing import NamedTuple, Sequence
+from typing import Any, NamedTuple, Sequence
 
 from . import abi
 from .abi import DTYPES, lib
@@ -456,6 +456,7 @@ class SelectedHandle(BlockMaskHandle):
     def __init__(self, handle, mod, tensors, keep, lead):
         super().__init__(handle, mod, tensors, keep, lead)
         self.again = None  # selects what was selected last once more
+        self.times: Any = None  # a tensor that counts as changed in place by a selection
 
     def prepare(self, p: Plan, device: int = 0) -> None:
         known = len(self._prepared)

@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 from ..c import objects
 from .batched import NO_SECOND_BATCHED, gradients_of_each, is_batched, is_many, of_each
 from .calls import FakeCall
-from .checks import NO_SECOND, NO_SECOND_OF, NO_THIRD
+from .checks import NO_SECOND, NO_SECOND_OF, NO_THIRD, SELECT_CHANGES
 from .gradients import gradients, second
 from .memory import NO_VMAP
 from .mods import place, view
@@ -59,7 +59,7 @@ class Out(torch.autograd.Function):
         entry, d_out = ctx.entry, d_out.resolve_neg()
         needs, run, _ = entry.call.warm_backward
         if needs == ctx.needs_input_grad and not _is_watched():
-            made = run(None, entry.call.dropout, *ctx.saved_tensors, d_out)
+            made = run(None, entry.call.dropout, *_saved(ctx), d_out)
             if made is not None:
                 return made
         return _backward(ctx, d_out, None)
@@ -82,7 +82,7 @@ class WithSinks(torch.autograd.Function):
     @staticmethod
     def backward(ctx, d_out, d_lse, _):
         check_rates(d_out, d_lse)
-        saved, (_, *needs) = ctx.saved_tensors, ctx.needs_input_grad
+        saved, (_, *needs) = _saved(ctx), ctx.needs_input_grad
         if d_out is None and d_lse is None:
             return None, *[None] * len(needs)
         one = functools.partial(_with_sinks, ctx.entry, needs)
@@ -119,9 +119,18 @@ def check_rates(*gradients):
         )
 
 
+def _saved(ctx):
+    try:
+        return ctx.saved_tensors
+    except RuntimeError as reason:
+        if getattr(ctx.entry.call, "times", None) is None or "inplace" not in str(reason):
+            raise
+        raise RuntimeError(f"{reason}\n{SELECT_CHANGES}") from None
+
+
 def _backward(ctx, d_out, d_lse):
     check_rates(d_out, d_lse)
-    saved, needs, entry = ctx.saved_tensors, ctx.needs_input_grad[1:], ctx.entry
+    saved, needs, entry = _saved(ctx), ctx.needs_input_grad[1:], ctx.entry
     if is_batched(d_out, d_lse):
         one = functools.partial(_gradients, entry, needs)
         if torch.is_grad_enabled() and is_many(d_out, d_lse):

@@ -240,6 +240,11 @@ class BlockMask:
 
     # ---- the C object ----
 
+    @property
+    def selections(self) -> int:
+        """How often its blocks were selected."""
+        return 0
+
     def dimensions(self) -> tuple[int, int]:
         """Batches and heads; 1 where the index tensors have no such dimension."""
         if self._dims is None:
@@ -568,20 +573,21 @@ class BlockMask:
         )
 
 
-def _present(device):
-    is_there = torch.device(device).type != "cuda" or torch.cuda.is_available()
-    return device if is_there else "cpu"
+def reachable(device: str) -> str:
+    """The device of what is read where there may be no GPU."""
+    is_gpu = torch.device(device).type == "cuda"
+    return "cpu" if is_gpu and not torch.cuda.is_available() else device
 
 
 def _anew(mask_mod, lengths, lead, block, device):
     """A mask proven once more, of one that index tensors do not say all of."""
     from .masks import create_block_mask  # which is made of this
 
-    return create_block_mask(mask_mod, *lead, *lengths, _present(device), block)
+    return create_block_mask(mask_mod, *lead, *lengths, reachable(str(device)), block)
 
 
 def _unpickle(lengths, lists, block, mask_mod, device):
-    device = _present(device)
+    device = reachable(device)
     return BlockMask(
         lengths,
         *(None if t is None else t.to(device) for t in lists),

@@ -152,6 +152,8 @@ class Call:
         handle = runner.mask
         tensors = handle.tensors or () if handle is not None else ()
         self.of_mask = [t for t in tensors if t.dim()]
+        self.times = getattr(handle, "times", None)  # of a mask whose blocks are selected
+        self.of_mask += [self.times] if self.times is not None else []
         self.refs = []
         out = output_like(q, v.shape[3])
         rows = q.new_empty(q.shape[:3], dtype=self.stats)

@@ -110,6 +110,18 @@ def check_indices(kind, found, sizes, budget, at=None):
         raise error(reason.status, text, reason.line, reason.column) from None
 
 
+SELECT_CHANGES = (
+    "saccade: select() of a BlockSelection, too, changes what a call saved for its backward "
+    "pass: a layer needs a mask of its own"
+)
+
+
+def check_selections(mask, known):
+    """Raises where a call's blocks were selected anew since it ran."""
+    if getattr(mask, "selections", 0) != known:
+        raise RuntimeError(SELECT_CHANGES)
+
+
 class NoRows(BadValue):
     """Nothing is wrong with a call but that it has no batch or no queries."""
 

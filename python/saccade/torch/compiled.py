@@ -29,6 +29,7 @@ from .checks import (
     check_call,
     check_layout,
     check_mask_heads,
+    check_selections,
     check_shapes,
     mask_of_call,
     way_of,
@@ -211,6 +212,7 @@ def flex(q, k, v, *given):
     if live is not None and lse is not None:
         # what is saved for backward, or detached from it, holds the mask
         lse.untyped_storage().saccade_block_mask = live
+        lse.untyped_storage().saccade_selections = live.selections
     lse = _no_rows(q) if lse is None else lse
     return out, lse, _no_rows(q) if row_max is None else row_max
 
@@ -250,6 +252,10 @@ def flex_backward(tensors, d_lse, needs, *given):
     """tensors: q k v out lse d_out. Gradients of q, k, v and captures; empty where needs, of
     the same, says so."""
     x, (want_max,) = Operands.read(given)
+    live = of_number(x.block_mask, x.block) if x.block_mask else None
+    if live is not None and live.selections:
+        known = getattr(tensors[4].untyped_storage(), "saccade_selections", live.selections)
+        check_selections(live, known)
     found = _op_call(*tensors[:3], x, True, want_max)
     made = found.backward(tuple(needs), tensors, x.mods.captures, d_lse, x.drawn)
     return [_none_of(tensors[0]) if t is None else t for t in made]

@@ -16,7 +16,7 @@ import torch
 from . import recorded
 from .autograd import Slots, _gradients
 from .batched import is_many, of_each
-from .checks import NO_SECOND
+from .checks import NO_SECOND, check_selections
 from .compiled import in_graph, unproven
 from .entries import PLAIN, _find, run
 from .forward_mode import check_device, tangents
@@ -176,11 +176,13 @@ class Forward(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx, inputs, output):
         ctx.spec = inputs[0]
+        ctx.selections = getattr(ctx.spec.mask, "selections", 0)
         ctx.save_for_backward(*inputs[1:4], *output, *inputs[4:])
         ctx.save_for_forward(*inputs[1:])
 
     @staticmethod
     def backward(ctx, d_out, d_lse):
+        check_selections(ctx.spec.mask, ctx.selections)
         needs, saved = tuple(ctx.needs_input_grad[1:]), ctx.saved_tensors
         run = lambda *one: Backward.apply(ctx.spec, needs, *one, *saved)  # noqa: E731
         made = _one_or_many(run, d_out, d_lse)
