@@ -4,8 +4,9 @@
    whatever its value, also when a derivative on the way is infinite or NaN there; so the guard
    is carried along beside the value and applied when adjoints meet or arrive. Their sum lives
    where one of them does: it is guarded still, since 0 times an infinite derivative is NaN.
-   At points without a derivative: |x| at 0 gives 0, min and max follow the operand they give,
-   and what divides by 0 gives 0, as in the language. */
+   At points without a derivative: |x| at 0 gives 0; a tie of min and max gives each operand
+   half, but nothing where one of them is a constant, as a bound of clamp; and what divides by
+   0 gives 0, as in the language. */
 #include "pass/pass.h"
 
 #include "base/status.h"
@@ -26,6 +27,7 @@ typedef struct tape {
     mod_builder *b;
     uint32_t *copy;     /* of each node, in b */
     uint8_t *is_wanted; /* some wanted node is among its operands' operands */
+    uint8_t *varies;    /* with the score or a float capture, where none is detached */
     adjoint *adjoints;
     uint32_t node; /* whose adjoint is being handed on */
 } tape;
@@ -198,18 +200,34 @@ static void grad_abs(tape *t)
     give(t, 0, choose(t, less(t, zero, x), incoming(t), below));
 }
 
+static int operand_varies(const tape *t, uint32_t k)
+{
+    return t->varies[t->fn->args[t->fn->nodes[t->node].args + k]];
+}
+
+/* x and y: the operands in the order in which x < y takes the first. */
+static void choose_one(tape *t, uint32_t x, uint32_t y)
+{
+    uint32_t share = incoming(t), first = less(t, x, y), second = first;
+    if (!operand_varies(t, 0)) { /* the second where it wins, or is NaN */
+        second = rewrite_emit2(t->b, OP_fle, x, y);
+    } else if (operand_varies(t, 1)) {
+        const uint32_t is_tie = rewrite_emit2(t->b, OP_feq, x, y);
+        share = choose(t, is_tie, mul(t, share, number(t, 0.5f)), share);
+        first = rewrite_emit2(t->b, OP_fle, x, y);
+    }
+    give_if(t, 0, share, first);
+    give_if(t, 1, share, rewrite_emit1(t->b, OP_not, second));
+}
+
 static void grad_min(tape *t)
 {
-    const uint32_t is_first = less(t, operand(t, 0), operand(t, 1));
-    give_if(t, 0, incoming(t), is_first);
-    give_if(t, 1, incoming(t), rewrite_emit1(t->b, OP_not, is_first));
+    choose_one(t, operand(t, 0), operand(t, 1));
 }
 
 static void grad_max(tape *t)
 {
-    const uint32_t is_first = less(t, operand(t, 1), operand(t, 0));
-    give_if(t, 0, incoming(t), is_first);
-    give_if(t, 1, incoming(t), rewrite_emit1(t->b, OP_not, is_first));
+    choose_one(t, operand(t, 1), operand(t, 0));
 }
 
 static void grad_sqrt(tape *t)
@@ -310,6 +328,16 @@ static void (*const rules[MOD_OP_COUNT])(tape *) = {
 
 /* ---- the walk ---- */
 
+static int is_read(const mod_node *node)
+{
+    return (node->op == OP_LOAD || node->op == OP_SCALAR) && node->type == MOD_FLOAT;
+}
+
+static int has_rule(int op)
+{
+    return rules[op] != NULL && rules[op] != grad_none;
+}
+
 static saccade_status tape_init(tape *t, const mod_fn *fn, const uint32_t *wanted, uint32_t n,
                                 bool is_wide, arena *arena, saccade_error *err)
 {
@@ -317,10 +345,12 @@ static saccade_status tape_init(tape *t, const mod_fn *fn, const uint32_t *wante
     t->b = mod_builder_create(arena, fn->kind, fn->captures, fn->n_captures);
     t->copy = arena_array(arena, fn->n_nodes, sizeof *t->copy);
     t->is_wanted = arena_array(arena, fn->n_nodes, sizeof *t->is_wanted);
+    t->varies = arena_array(arena, fn->n_nodes, sizeof *t->varies);
     t->adjoints = arena_array(arena, fn->n_nodes, sizeof *t->adjoints);
     FAIL_IF_NULL(t->b);
     FAIL_IF_NULL(t->copy);
     FAIL_IF_NULL(t->is_wanted);
+    FAIL_IF_NULL(t->varies);
     FAIL_IF_NULL(t->adjoints);
     if (is_wide)
         mod_builder_be_wide(t->b);
@@ -331,8 +361,12 @@ static saccade_status tape_init(tape *t, const mod_fn *fn, const uint32_t *wante
         const mod_node *node = &fn->nodes[i];
         t->copy[i] = rewrite_copy(t->b, fn, i, t->copy);
         t->adjoints[i] = (adjoint){NONE, NONE, false};
-        for (uint32_t k = 0; k < node->n_args; k++)
+        t->varies[i] = node->op == OP_SCORE || is_read(node);
+        for (uint32_t k = 0; k < node->n_args; k++) {
             t->is_wanted[i] |= t->is_wanted[fn->args[node->args + k]];
+            if (has_rule(node->op))
+                t->varies[i] |= t->varies[fn->args[node->args + k]];
+        }
     }
     return SACCADE_OK;
 }
@@ -377,11 +411,6 @@ saccade_status pass_value_and_gradient(const mod_fn *fn, const uint32_t *wanted,
     for (uint32_t i = 0; i < n; i++)
         results[1 + i] = derivative(&t, wanted[i]);
     return mod_finish_roots(t.b, results, n + 1, out, err);
-}
-
-static int is_read(const mod_node *node)
-{
-    return (node->op == OP_LOAD || node->op == OP_SCALAR) && node->type == MOD_FLOAT;
 }
 
 /* The captures, then one more for the rates of each that holds floats; twin[i]: which. */

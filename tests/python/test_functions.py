@@ -311,6 +311,25 @@ EDGES = torch.tensor(
     + [-40.0, 0.4142135623730950, 2.414213562373095, 0.0795, 88.0, -88.0]
     + [s * 10.0**n for s in (1, -1) for n in (-38, -30, -20, -10, -4, 4, 9, 10, 18, 30, 38)]
 )
+LOW, HIGH = -1.0, 2.0  # numbers of a closure, which are captured
+
+
+def of_closure():
+    low, high = LOW, HIGH
+    return [
+        lambda x: x.clamp(low, high), lambda x: torch.clamp(x, max=high),
+        lambda x: torch.clamp_min(x, low), lambda x: F.hardtanh(x, low, high),
+    ]  # fmt: skip
+
+
+KINKS = [
+    F.relu, F.relu6, F.hardtanh, F.hardsigmoid, F.hardswish, lambda x: x.clamp(-1, 1),
+    lambda x: x.clamp(min=-1), lambda x: torch.clip(x, max=0.5), lambda x: x.clamp_max(2.0),
+    lambda x: F.hardtanh(x, -2.0, 1.0), lambda x: x.clamp(2, 1), torch.nn.ReLU(),
+    lambda x: F.hardshrink(x, 1.0), lambda x: F.softshrink(x, 1.0), torch.sign,
+    lambda x: torch.maximum(x, 2 * x),
+    lambda x: torch.minimum(x, -x), *of_closure(),
+]  # fmt: skip
 INNER = EDGES[EDGES.abs() < 1]
 SMOOTH = [
     torch.log1p, torch.atan, torch.sinh, torch.cosh, torch.asinh, torch.erfc, F.softplus, F.elu,
@@ -330,6 +349,12 @@ SMOOTH = [
 @pytest.mark.parametrize("f", SMOOTH, ids=lambda f: getattr(f, "__name__", "f"))
 def test_slopes_at_edges(f):
     """At 0, where branches of formulas meet, and at arguments tiny and huge."""
+    agree_in_slopes(f, EDGES)
+
+
+@pytest.mark.parametrize("f", KINKS, ids=lambda f: getattr(f, "__name__", "f"))
+def test_slopes_at_kinks(f):
+    """As torch's: none at a bound, half each of two that are equal."""
     agree_in_slopes(f, EDGES)
 
 
@@ -361,6 +386,8 @@ SIGNED = PAIRS[:, (PAIRS.signbit() <= (PAIRS < 0)).all(0)]  # without -0
     [
         torch.logaddexp, torch.logaddexp2, torch.copysign, torch.pow, torch.div,
         torch.hypot, torch.special.xlog1py, torch.xlogy, lambda x, y: torch.lerp(x, y, 0.3),
+        torch.maximum, torch.minimum, torch.fmax, torch.fmin, lambda x, y: x.clamp(min=y),
+        lambda x, y: x.clamp(y, y + y.abs() + 1), lambda x, y: torch.clamp_max(x, y),
         lambda x, y: torch.where(x > y, x, y * 2), lambda x, y: torch.addcdiv(x, y, y),
     ],
     ids=lambda f: getattr(f, "__name__", "f"),
@@ -388,7 +415,8 @@ def test_slopes_of_atan2():
     "f",
     [
         lambda r: r.norm(), lambda r: r.norm(p=1), lambda r: r.norm(p=3), lambda r: r.var(),
-        lambda r: r.norm(p=0.5), lambda r: r.std(), lambda r: r.prod(),
+        lambda r: r.norm(p=0.5), lambda r: r.std(), lambda r: r.prod(), lambda r: r[:2].max(),
+        lambda r: r[1:].amin(), lambda r: r[:2].norm(p=math.inf),
         lambda r: r.max(-1).values, lambda r: r.min(0)[0], lambda r: r.softmax(0)[1],
         lambda r: r.log_softmax(0)[1], lambda r: r.logsumexp(0), lambda r: torch.dist(r, r),
         lambda r: F.normalize(r, dim=0)[1], lambda r: torch.dist(r, 2 * r, 1),

@@ -11,6 +11,7 @@ import re
 
 from .dtypes import joined
 from .errors import fail
+from .grad_mode import cut
 from .ops import BINARY, OTHER, UNARY, Op, convert, float_call
 
 _WORD = re.compile(r"(?<![\w.])[A-Za-z_]\w*")
@@ -148,8 +149,8 @@ _FORMULAS: dict[str, tuple] = {
     "deg2rad": ("x * 0.017453292519943295", _X, {}),
     "rad2deg": ("x * 57.29577951308232", _X, {}),
     "hypot": (
-        "a = abs(x); b = abs(y); m = max(a, b); n = min(b, a); r = n / m; "
-        "a == inf || b == inf ? inf : m * sqrt(1.0 + r * r)",
+        "a = abs(x); b = abs(y); steep = a > b; m = steep ? a : b; n = steep ? b : a; "
+        "r = n / m; a == inf || b == inf ? inf : m * sqrt(1.0 + r * r)",
         _XY,
         {},
     ),
@@ -205,7 +206,8 @@ def _formula(text, defaults):
             value = options.get(key, default)
             if value is None:
                 value = -_LARGEST if key == "neginf" else _LARGEST
-            names[_SPELT.get(key, key)] = convert(t, t.value(value), "float").name
+            option = cut(t, convert(t, t.value(value), "float"))
+            names[_SPELT.get(key, key)] = option.name
         return t.named(run_steps(t, text, names), "float", dtype)
 
     return op

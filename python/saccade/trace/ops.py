@@ -7,10 +7,12 @@ where the operands are known not to be negative.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Callable, NamedTuple
 
 from .dtypes import WRAPS, highest, joined, language_type, name_of
 from .errors import fail
+from .grad_mode import cut
 from .symbols import Traced
 
 
@@ -54,6 +56,7 @@ def wrapped(t, x, dtype: str | None):
 
 def promoted(t, xs, least: str = "bool"):
     """Operands of one type, that type, and the dtype of what they give."""
+    xs = list(xs)
     type = highest([least] + [x.kind for x in xs])
     dtype = joined([x.dtype_name for x in xs], type)
     xs = [convert(t, x, type) for x in xs]
@@ -213,11 +216,17 @@ def _round(t, x, decimals=0):
     return t.local(text, "float", dtype=x.dtype_name)
 
 
+def _number(t, x):
+    """Of a number of the closure, which is captured, one that the language knows for a
+    constant: a bound takes nothing of the gradient at a tie."""
+    return cut(t, x) if x.dtype_name is None else x
+
+
 def extreme(name):
     def op(t, x, y):
         if x.kind == y.kind == "bool":
             return logical("||" if name == "max" else "&&")(t, x, y)
-        (x, y), type, dtype = promoted(t, (x, y), "int")
+        (x, y), type, dtype = promoted(t, map(partial(_number, t), (x, y)), "int")
         nonneg = (x.nonneg or y.nonneg) if name == "max" else (x.nonneg and y.nonneg)
         if type == "int":
             return t.local(f"{name}({x.name}, {y.name})", type, nonneg, dtype=dtype)

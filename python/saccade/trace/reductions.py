@@ -103,12 +103,26 @@ class _Extreme:
         return self.find()
 
 
+def _first_of(name):
+    """The larger or the lesser of two, a NaN before all others; of twins the first, which has
+    all of the gradient."""
+
+    def op(t, x, y):
+        if x.kind == "bool":
+            return ops.extreme(name)(t, x, y)
+        (x, y), type, dtype = ops.promoted(t, (x, y), "int")
+        beyond = f"{y.name} {'>' if name == 'max' else '<'} {x.name}"
+        beyond += f" || {y.name} != {y.name}" if type == "float" else ""
+        return t.local(f"({beyond} ? {y.name} : {x.name})", type, dtype=dtype)
+
+    return op
+
+
 def _extreme(name):
     def op(t, row, dim=None):
-        found = row.fold(ops.extreme(name))
         if dim is None:
-            return found
-        return _Extreme(found, lambda: _place_of(name)(t, row))
+            return row.fold(ops.extreme(name))
+        return _Extreme(row.fold(_first_of(name)), lambda: _place_of(name)(t, row))
 
     return op
 
