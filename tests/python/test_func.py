@@ -574,6 +574,37 @@ def test_linearize():
     torch.testing.assert_close((out, line(k)), jvp(f, (q,), (k,)))
 
 
+def test_linearize_of_what_requires_gradients():
+    """What a score captures, inputs, and both."""
+    q, k, v = given(dtype=torch.float32)
+    slope = torch.tensor([0.5, -0.25], requires_grad=True)
+    ahead = q.clone().requires_grad_()
+    for f, at in (
+        (lambda q: attend(q, k, v, slope), (q,)),
+        (lambda q: attend(q, k, v), (ahead,)),
+        (lambda q, s: attend(q, k, v, s), (ahead, slope)),
+    ):
+        rates = [torch.randn_like(t) for t in at]
+        out, line = torch.func.linearize(f, *at)
+        with torch.no_grad():
+            want = jvp(f, tuple(t.detach() for t in at), tuple(rates))
+        torch.testing.assert_close((out, line(*rates)), want)
+
+
+def test_compiled_forward_mode_of_what_requires_gradients():
+    """Has none for its results; without, it is said how."""
+    q, k, v = given(dtype=torch.float32)
+    slope = torch.tensor([0.5, -0.25], requires_grad=True)
+    score = lambda s, b, h, i, j: s + slope[b] * (j - i)  # noqa: E731
+    attend = lambda q: st.flex_attention(q, k, v, score, "q >= kv")  # noqa: E731
+    call = lambda q, rate: jvp(attend, (q,), (rate,))  # noqa: E731
+    compiled = torch.compile(call, backend="aot_eager")
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(q, k), call(q, k))
+    with pytest.raises(Exception, match="belongs inside of torch.no_grad"):
+        compiled(q, k)
+
+
 @pytest.mark.parametrize(
     "take",
     [

@@ -43,20 +43,31 @@ def _no_second(ctx: Any, *_: Any) -> Any:
     raise NotImplementedError(NO_SECOND)
 
 
+def _no_gradient_of_rates(ctx: Any, *_: Any) -> Any:
+    raise NotImplementedError(
+        f"{NO_SECOND}; forward mode alone, of tensors that require gradients, belongs inside "
+        "of torch.no_grad()"
+    )
+
+
 flex_backward.register_autograd(_no_second)
-flex_tangent.register_autograd(_no_second)
+flex_tangent.register_autograd(_no_gradient_of_rates)
 _recorded = make_autograd_impl(flex._opoverload, flex)
 
 
 def _flex(keys, q, k, v, captures, *rest):
     """saccade::flex, whose results have rates where its inputs have."""
     given = [q, k, v, *(captures or ())]
-    rates = [_unpack(t, level=0)[1] for t in given]
+    pairs = [_unpack(t, level=0) for t in given]
+    rates = [rate for _, rate in pairs]
     is_moved = any([rate is not None for rate in rates])
     if not is_moved and _is_plain(keys) and not _trains(given):
         return flex._init_fn(q, k, v, captures, *rest)
-    made = _recorded(keys, q, k, v, captures, *rest)
-    return _with_rates(given, rates, made, (captures, *rest)) if is_moved else made
+    if not is_moved:
+        return _recorded(keys, q, k, v, captures, *rest)
+    plain = [t for t, _ in pairs]  # a node of autograd has no rule for rates
+    made = _recorded(keys, *plain[:3], plain[3:], *rest)
+    return _with_rates(given, rates, made, (captures, *rest))
 
 
 def _with_rates(given, rates, made, operands):
