@@ -605,6 +605,35 @@ def test_compiled_forward_mode_of_what_requires_gradients():
         compiled(q, k)
 
 
+@pytest.mark.parametrize("mask", ["callable", "made inside", "text", "block mask"])
+def test_compiled_transforms_break_the_graph(mask):
+    """All but forward mode, and that too of a callable mask; a full graph is told so."""
+    q, k, v = given(dtype=torch.float32)
+    slope = torch.tensor([0.5, -0.25])
+    score = lambda s, b, h, i, j: s + slope[b] * (j - i)  # noqa: E731
+    block_mask = st.create_block_mask(causal, None, None, N, N)
+
+    def attend(q):
+        live = {"callable": causal, "text": "q >= kv"}.get(mask, block_mask)
+        if mask == "made inside":
+            live = st.create_block_mask(causal, None, None, N, N)
+        return st.flex_attention(q, k, v, score, live)
+
+    loss = lambda q: attend(q).sin().sum()  # noqa: E731
+    for call in (
+        lambda q: grad(loss)(q),
+        lambda q: torch.func.vjp(attend, q)[1](k)[0],
+        lambda q: vmap(attend)(torch.stack((q, 2 * q))),
+        lambda q: vmap(grad(loss))(torch.stack((q, 2 * q))),
+        lambda q: jvp(attend, (q,), (k,)),
+    ):
+        torch._dynamo.reset()
+        torch.testing.assert_close(torch.compile(call, backend="aot_eager")(q), call(q))
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="inside of torch.func.grad"):
+        torch.compile(lambda q: grad(loss)(q), fullgraph=True, backend="aot_eager")(q)
+
+
 @pytest.mark.parametrize(
     "take",
     [

@@ -27,6 +27,7 @@ from .checks import (
     INVARIANCE,
     backend_of,
     check_call,
+    check_dropout,
     check_layout,
     check_mask_heads,
     check_selections,
@@ -36,6 +37,7 @@ from .checks import (
 )
 from .entries import run
 from .gradients import gradient_like, gradients
+from .graph_breaks import disabled
 from .graph_masks import of_number, stands_for
 from .masks import mask_of_tensors, mask_or_mod, proven_for
 from .memory import NO_VMAP
@@ -331,6 +333,9 @@ def in_graph(
     q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gqa, dropout=0.0
 ):
     """run, as one operator."""
+    if torch.compiler.is_dynamo_compiling() and _is_to_break(_is_of_callable(block_mask)):
+        given = score_mod, block_mask, scale, options, want_lse, want_max, gqa, dropout
+        return _between_graphs(q, k, v, *given)
     lists: List[torch.Tensor] = []
     block: List[int] = []
     number, backend = 0, backend_of(options) if options else "auto"
@@ -450,6 +455,45 @@ def _of_graphs(q, k, v, found, mods, number, lists, block, *rest):
     return out, lse if want_lse else _none_of(out), row_max
 
 
+def _is_of_callable(mask) -> bool:
+    """Whether a mask is a callable, or is made of one in this graph."""
+    if isinstance(mask, masks.Unproven):
+        mask = mask.given[0] if hasattr(mask, "given") else None
+    if isinstance(mask, BlockMask) or masks.is_theirs(mask):
+        return False
+    return _callable_apart(mask)[0] is not None
+
+
+@torch.compiler.assume_constant_result
+def _is_to_break(has_callable: bool) -> bool:
+    """Whether a transform of torch.func is active that no graph holds: any but forward mode,
+    for which the operator has rules, and that too of a callable mask. Graphs are kept for the
+    transforms that are around them."""
+    stack = torch._C._functorch.get_interpreter_stack() or ()
+    is_reverse = any(x.key() != torch._C._functorch.TransformType.Jvp for x in stack)
+    return is_reverse or (has_callable and len(stack) > 0)
+
+
+def _run_apart(q, k, v, score, mask, scale, options, want_lse, want_max, gqa, dropout=0.0):
+    """run, wherever a graph was left."""
+    from .functional import transformed
+
+    given = q, k, v, score, mask, scale, options, want_lse, want_max, gqa
+    if torch._C._are_functorch_transforms_active():
+        if dropout:
+            check_dropout(dropout, "torch.func's transforms")
+        return transformed(*given)
+    return run(*given, dropout=dropout)
+
+
+_between_graphs = disabled(
+    _run_apart,
+    "saccade: got flex_attention inside of torch.func.grad, vjp or vmap, or of jvp with a "
+    "callable mask, with fullgraph=True; expected fullgraph=False, which breaks the graph, or "
+    "torch.autograd.grad and masks as text",
+)
+
+
 @torch.compiler.disable
 def _outside(q, k, v, score, mask, mods, rest):
     """run, for callables that are in no graph."""
@@ -464,7 +508,7 @@ def _outside(q, k, v, score, mask, mods, rest):
         mask = _listed(x.lists, x.block, mask)
     name, is_invariant = way_of(x.backend)
     options = {"BACKEND": name, "BATCH_INVARIANT": INVARIANCE[is_invariant]}
-    return run(q, k, v, score, mask, x.scale, options, *wanted, dropout=x.dropout)
+    return _run_apart(q, k, v, score, mask, x.scale, options, *wanted, dropout=x.dropout)
 
 
 masks.graphs_take_callables = dynamo.flex is not None
