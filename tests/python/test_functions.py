@@ -394,7 +394,11 @@ SIGNED = PAIRS[:, (PAIRS.signbit() <= (PAIRS < 0)).all(0)]  # without -0
 )  # fmt: skip
 def test_slopes_of_two(f):
     """At all pairs of edges, ties among them."""
-    agree_in_slopes(f, *PAIRS)
+    x, y = PAIRS
+    if f is torch.pow:  # torch rounds y - 1: to an even number, and its slope has another sign
+        keep = (x >= 0) | (y.abs() < 2.0**53)
+        x, y = x[keep], y[keep]
+    agree_in_slopes(f, x, y)
 
 
 def test_slopes_of_atan2():
