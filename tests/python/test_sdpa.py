@@ -51,6 +51,31 @@ def agree(inputs, mask=None, **options):
         torch.testing.assert_close(a, b, atol=3e-5, rtol=3e-5)
 
 
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"scale": 0.5}, {"mask": True}])
+@pytest.mark.parametrize("no", ["keys", "rows", "heads", "batch", "width", "values", "both"])
+def test_sizes_of_nothing(no, options):
+    """Zeros where there is no key, and equal weights where there is no dimension."""
+    sizes = dict(keys=S, rows=L, heads=H, batch=B, width=D, values=8)
+    sizes.update(dict(width=0, values=0) if no == "both" else {no: 0})
+    n, h, rows, keys = (sizes[x] for x in ("batch", "heads", "rows", "keys"))
+    shapes = [(n, h, rows, sizes["width"]), (n, h, keys, sizes["width"])]
+    inputs = tensors(*shapes, (n, h, keys, sizes["values"]))
+    options = dict(options)
+    mask = torch.ones(rows, keys, dtype=torch.bool) if options.pop("mask", False) else None
+    agree(inputs, mask, **options)
+    if n and h:
+        agree([t[0] for t in inputs], mask, **options)
+        grouped = [inputs[0], *(t[:, ::2] for t in inputs[1:])]
+        agree(grouped, mask, enable_gqa=True, **options)
+
+
+def test_no_keys_in_a_graph():
+    inputs = tensors((B, H, L, D), (B, H, 0, D), (B, H, 0, D))
+    for backend in ("eager", "aot_eager"):
+        made = torch.compile(scaled_dot_product_attention, fullgraph=True, backend=backend)
+        assert torch.equal(made(*inputs), torch.zeros(B, H, L, D))
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("rows, keys", [(16, 16), (L, S), (1, S), (S, L)])
 @pytest.mark.parametrize("bias", [causal_upper_left, causal_lower_right])

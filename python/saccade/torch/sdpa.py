@@ -56,6 +56,13 @@ def scaled_dot_product_attention(
         mask = _causal(attn_mask, *_lengths(q, k))
     elif attn_mask is not None:
         mod = _mod(attn_mask, lead, *_lengths(q, k))
+    if active.parallel is None and any(map(_is_none, (q.shape[1], k.shape[2], v.shape[3]))):
+        k, v = (t if t.shape[1] == q.shape[1] else t[:, :1] for t in (k, v))
+        none = q @ k.mT @ v  # zeros, if it has entries, as its gradients are
+        return none if len(lead) == 2 else none.reshape(*lead, *none.shape[-2:])
+    if active.parallel is None and _is_none(q.shape[3]):  # all scores are 0
+        q, k = (torch.nn.functional.pad(t, (0, 1)) for t in (q, k))
+        scale = 1.0
     out: torch.Tensor = flex_attention(
         q,
         k,
@@ -67,6 +74,11 @@ def scaled_dot_product_attention(
         dropout_p=dropout_p,
     )
     return out if len(lead) == 2 else out.reshape(*lead, *out.shape[-2:])
+
+
+def _is_none(size) -> bool:
+    """Whether a size is 0, which a graph's own numbers never are."""
+    return type(size) is int and size == 0
 
 
 def _check_tensor(name, t):
