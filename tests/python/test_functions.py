@@ -1,6 +1,8 @@
 """torch's functions in mods: the values, dtypes and arguments that torch has for them."""
 
 import math
+import random
+import threading
 
 import pytest
 
@@ -156,6 +158,7 @@ def test_bools_add_as_torch_adds_them():
 ROW = torch.tensor([[1.0, -2.0, 3.0], [0.0, 4.0, -0.5], [7.0, 1.0, 1.0], [2.0, 2.0, 0.1]])
 ONE = ROW[:, :1]
 IDS = torch.tensor([3, 5, 9])
+LAYER = torch.nn.Linear(3, 1)
 CUBE = torch.randn(2, 3, 4, generator=G)
 
 
@@ -492,6 +495,11 @@ def test_rows_with_infinities(f):
         (lambda s, i: s.round(1, 2), "2 at most"),
         (lambda s, i: s.round(digits=2), "digits=2"),
         (lambda s, i: F.gelu(s, approximate="sine"), "sine"),
+        (lambda s, i: s + random.random(), "a random number, whose one draw"),
+        (lambda s, i: s * i * np.random.rand(), "a random number, whose one draw"),
+        (lambda s, i: s + F.linear(ROW[i], CUBE[0, :, :3])[0], r"\(w\[n\] \* x\).sum"),
+        (lambda s, i: s + (ROW[:3] @ ROW[i])[0], r"\(w\[n\] \* x\).sum"),
+        (lambda s, i: s + LAYER(ROW[i])[0], r"\(w\[n\] \* x\).sum"),
         (lambda s, i: ROW[i].sum(1), "along 1"),
         (lambda s, i: torch.gather(ROW, 0, i), "index: tensor"),
         (lambda s, i: ROW[i].softmax(0), "a row"),
@@ -542,6 +550,18 @@ def test_arguments_that_mean_nothing_here(f, says):
 def test_what_asks_no_symbol_is_an_error(f):
     with pytest.raises(RuntimeError, match=r"(?s)test_functions.py:\d+: .*torch.func inside"):
         scores(lambda s, b, h, i, j: f(s, i))
+
+
+def test_draws_of_other_threads_are_no_error():
+    """Which are seen while a mod is traced."""
+
+    def mod(s, b, h, i, j):
+        other = threading.Thread(target=random.random)
+        other.start()
+        other.join()
+        return s + 2 * i
+
+    assert torch.equal(scores(mod, 4), 2.0 * torch.arange(4))
 
 
 def test_unknown_methods_are_errors_of_the_mod():

@@ -18,6 +18,8 @@ from typing import Any, Callable, Iterable
 
 from . import symbols
 from . import tracer as tracing
+from .errors import TraceError
+from .watching import NO_DRAWS, draws
 
 _PLAIN = (bool, str, bytes, type(None), type(Ellipsis), complex, slice, range)
 _TRUSTED = frozenset(
@@ -541,7 +543,12 @@ def _run(fn: Any, kind: str, walk: Walk, is_double: bool, is_signed: bool) -> Tr
         return Walk(fn, False, lambda v, leaf: symbols.Lifted(tracer, v, leaf)).new
 
     make = lambda: tracing.Tracer(kind, is_double, is_signed)  # noqa: E731
+    before = draws()
     text, captures, tracer = tracing.run_in_graph(lifted, kind, make, _env_of(walk))
+    if draws() != before:  # by the mod, or by another thread
+        again, _, _ = tracing.run_in_graph(lifted, kind, make, _env_of(walk))
+        if again != text:
+            raise TraceError(tracing.definition_of(fn) + NO_DRAWS.format("a random number"))
     return Traced(text, captures, walk.leaves, tracer)
 
 

@@ -256,6 +256,7 @@ def _float_text(x: float) -> str:
     return text if math.copysign(1, x) > 0 else f"({text})"
 
 
+_OF_MATRICES = ("linear", "matmul", "rmatmul", "mv", "mm")
 _ABOUT = ("dim", "numel", "size", "is_floating_point", "is_complex")
 
 
@@ -285,6 +286,11 @@ def _apply(tracer, name, arguments, options):
     if plain in ("to", "type_as") and not is_row(arguments[0]):  # of a row its dtype counts
         arguments = [a.dtype if is_row(a) else a for a in arguments]
         found = operator("to")
+    if plain in _OF_MATRICES and any(len(getattr(a, "shape", ())) > 1 for a in arguments):
+        fail(
+            f"got {plain} of a captured matrix, which gives a row, expected its entries one by "
+            "one: (w[n] * x).sum() for entry n, + bias[n]"
+        )
     if is_of_rows(plain, arguments):
         return vector_call(tracer, plain, found, arguments, options)
     if found is None:
@@ -318,7 +324,7 @@ def run_in_graph(of, kind: str, make, env) -> tuple[str, list[tuple[str, object]
     return *run(of(tracer), kind, tracer), tracer
 
 
-def _definition(fn) -> str:
+def definition_of(fn) -> str:
     """Where a mod is written, for what its result is wrong about."""
     code = getattr(getattr(fn, "func", fn), "__code__", None)
     if code is None:
@@ -336,7 +342,7 @@ def run(fn, kind: str, tracer: Tracer | None = None) -> tuple[str, list[tuple[st
     with gradients_on() as of_caller, watching(t, of_caller):
         result = fn(*first, *indices)
     t.inside += 1
-    where = _definition(fn)
+    where = definition_of(fn)
     if function_of(result):
         raise TraceError(where + refusal_of(function_of(result)))
     if result is None:

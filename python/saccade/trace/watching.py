@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+import sys
+
 from .errors import fail, of_name
 from .grad_mode import of_caller
 from .symbols import Symbol, find_tracer
@@ -29,6 +32,21 @@ _RANDOM = frozenset(
 _AUGMENTED = frozenset(
     f"__i{n}__" for n in "add sub mul truediv floordiv mod pow and or xor lshift rshift".split()
 )
+
+
+NO_DRAWS = (
+    "got {}, whose one draw would serve all scores, expected a tensor of draws made outside of "
+    "the mod: draws[b, h, q_idx, kv_idx]"
+)
+
+
+def draws() -> list:
+    """The states of Python's and NumPy's own generators, which drawing changes."""
+    found: list = [random.getstate()]
+    if "numpy.random" in sys.modules:
+        state = sys.modules["numpy.random"].get_state(legacy=False)["state"]
+        found += [x.tobytes() if hasattr(x, "tobytes") else x for x in state.values()]
+    return found
 
 
 def _changes_its_argument(name: str) -> bool:
@@ -72,10 +90,7 @@ def watching(tracer, gradients: bool):
             if name == "__get__":
                 name = getattr(func.__self__, "__name__", "")
             if name in _RANDOM:
-                fail(
-                    f"got torch.{name}, whose one draw would serve all scores, expected a "
-                    "tensor of draws made outside of the mod: draws[b, h, q_idx, kv_idx]"
-                )
+                fail(NO_DRAWS.format(f"torch.{name}"))
             if name in _SHAPES:
                 tracer.uses_shapes = True  # a graph's are numbers that are captured
                 tracer.is_fixed |= name in _OF_VALUES
