@@ -108,6 +108,10 @@ static void halves(void **state)
          .kv_len = 190},
         {.problem = "b40 h8 q1 kv700 d256 bf16", .kv_len = 650},
         {.problem = "b1 h2 q100 kv100 d64 bf16", .mask = "q > kv && kv % 3 == 0"},
+        /* few queries that leave decode, to small tiles and to large ones */
+        {.problem = "b40 h8 q64 kv64 d64 bf16", .mask = "kv <= q"},
+        {.problem = "b8 h8 q64 kv512 d256 bf16", .mask = "kv <= q + 448"},
+        {.problem = "b8 h17 q33 kv2200 d128 bf16", .mask = "kv <= q + 2167"},
     };
     int n_bad = 0;
     (void)state;
@@ -219,11 +223,12 @@ static void pairs(void **state)
 static void keys_that_stay(void **state)
 {
     static const char *const problems[] = {
-        "b2 h5 q300 kv77 d64 bf16",         "b3 h8/2 q130 kv77 d40 bf16",
-        "b2 h3 q500 kv200 d64 f16",         "b1 h2 q700 kv256 d128 bf16",
-        "b2 h6/3 q257 kv150 d72 dv40 bf16", "b40 h12/4 q200 kv5 d128 f16",
-        "b2 h4/2 q140 kv240 d16 dv120 bf16"};
+        "b2 h5 q300 kv77 d64 bf16",          "b3 h8/2 q130 kv77 d40 bf16",
+        "b2 h3 q500 kv200 d64 f16",          "b1 h2 q700 kv256 d128 bf16",
+        "b2 h6/3 q257 kv150 d72 dv40 bf16",  "b40 h12/4 q200 kv5 d128 f16",
+        "b2 h4/2 q140 kv240 d16 dv120 bf16", "b64 h6 q130 kv197 d64 bf16"};
     static const char *const scores[] = {NULL, "alibi()", "score + h_scale[h]", NULL};
+    static const int32_t lengths[] = {0, 2, -1, -61}; /* rising ones too, from 0 */
     int n_bad = 0;
     (void)state;
     if (!has_device())
@@ -234,7 +239,7 @@ static void keys_that_stay(void **state)
             const forward_case c = {.problem = problems[i],
                                     .score = scores[(i + (size_t)data) % 4],
                                     .data = (case_data)data,
-                                    .kv_len = data % 3 == 1 ? 2 : 0,
+                                    .kv_len = lengths[(i + (size_t)data) % 4],
                                     .scale = data % 4 == 3 ? -0.2f : 0};
             n_bad += !device_case_holds(&c, &native);
         }

@@ -233,7 +233,8 @@ static void make_positions(case_run *r)
     const saccade_sizes *s = &r->sizes;
     assert_true(s->B <= 64);
     for (int32_t b = 0; b < s->B; b++) {
-        const int32_t len = r->c.kv_len ? r->c.kv_len - b : (int32_t)s->KV;
+        const int32_t all = (int32_t)s->KV, n = r->c.kv_len;
+        const int32_t len = n > 0 ? n - b : n < 0 && b % 2 == 0 ? -1 - n : all;
         r->positions[0][b] = r->c.q_offset ? r->c.q_offset + b : 0;
         r->positions[1][b] = r->c.kv_offset ? r->c.kv_offset + b : 0;
         r->positions[2][b] = len < 0 ? 0 : len;

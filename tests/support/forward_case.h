@@ -29,7 +29,7 @@ typedef struct forward_case {
     case_outputs outputs;        /* what a run is asked for: row maxima and lse beside out */
     saccade_dtype kv_dtype;      /* NONE: as Q */
     int32_t q_offset, kv_offset; /* of batch b: + b */
-    int32_t kv_len;              /* of batch b: kv_len - b; 0: all */
+    int32_t kv_len; /* of batch b: kv_len - b; 0: all; below 0: -1 - kv_len and all by turns */
     float scale;                 /* 0: NaN, 1 / sqrt(D) */
     uint64_t seed;
 } forward_case;

@@ -103,14 +103,15 @@ DEVICE void load_keys(const arena &s, const cu_fwd &p, const tensor_map *mk,
         head_box k = key_box(p, b, g), v = value_box(p, b, g);
         u32 full = buffer * PIECES * 8, at = s.keys + buffer * KEYS_BYTES;
         barrier_wait(s.empty + buffer * 8, n / CFG_BUFFERS & 1 ^ 1);
-        if (pieces == 0) /* rows without keys still count the heads */
-            barrier_arrive(s.k_full + full);
 #pragma unroll 1
-        for (int i = 0; i < pieces; i++) {
-            load_block<PANELS_D>(at + i * PIECE_BYTES, s.k_full + full + i * 8, mk, i * CFG_TN,
-                                 k);
-            load_block<PANELS_E>(at + i * PIECE_BYTES + K_BYTES, s.v_full + full + i * 8, mv,
-                                 i * CFG_TN, v);
+        for (int i = 0; i < PIECES; i++, full += 8, at += PIECE_BYTES) {
+            if (i < pieces) {
+                load_block<PANELS_D>(at, s.k_full + full, mk, i * CFG_TN, k);
+                load_block<PANELS_E>(at + K_BYTES, s.v_full + full, mv, i * CFG_TN, v);
+            } else { /* barriers count heads, those of fewer keys too */
+                barrier_arrive(s.k_full + full);
+                barrier_arrive(s.v_full + full);
+            }
         }
     }
 }

@@ -149,6 +149,19 @@ static saccade_status make_pieces(const saccade_plan *plan, const saccade_block_
                           plan, err);
 }
 
+/* Whether tiles of either kind are faster than decode for these sizes. Those of ragged runs are
+ * bounds, and codes are made numbers in decode. */
+static int may_leave_decode(const saccade_plan *plan, const saccade_sizes *sizes)
+{
+    const cu_state *s = plan->state;
+    const cu_tile *small = &s->programs[CU_SMALL].form.tile;
+    const cu_tile *large = &s->programs[CU_MAIN].form.tile;
+    return !s->has_fixed_pieces && !s->is_ragged && !cu_codes(&plan->problem) && large->groups
+           && run_is_decode(s, sizes)
+           && (!cu_decode_pays(s->device.n_sm, large, 0, sizes)
+               || (small->groups && !cu_decode_pays(s->device.n_sm, small, 1, sizes)));
+}
+
 static saccade_status make_runs(const saccade_plan *plan, const saccade_block_mask *mask,
                                 const cu_driver *driver, int device,
                                 const saccade_sizes *sizes, saccade_error *err)
@@ -161,7 +174,8 @@ static saccade_status make_runs(const saccade_plan *plan, const saccade_block_ma
             || kind->operation == CU_OP_SMALL || kind->operation == CU_OP_PARTS
             || i == CU_DECODE_HALF)
             continue;
-        if (has_decode && kind->wants_alignment && s->family == CU_SM90)
+        if (has_decode && kind->wants_alignment && s->family == CU_SM90
+            && !may_leave_decode(plan, sizes))
             continue; /* decode takes all aligned rows of these sizes */
         has_decode |= kind->operation == CU_OP_DECODE;
         const blocks x = blocks_for(s, (cu_program)i, mask, sizes);
@@ -287,13 +301,15 @@ static int takes_run(const saccade_plan *plan, cu_program program, const plan_ru
            && (kind->operation != CU_OP_PARTS || !run->between);
 }
 
-/* The first program of the table that takes the run, or 0; decode is passed over where tiles
- * are to make it. */
+/* The first program of the table that takes the run, or 0. In the place of decode only what
+ * copies tensors is asked. */
 static int find_program(const saccade_plan *plan, const plan_run *run, int passes_decode,
                         cu_program *out)
 {
     for (int i = 0; i < CU_PROGRAMS; i++) {
-        const int is_passed = passes_decode && cu_program_kinds[i].operation == CU_OP_DECODE;
+        const cu_program_kind *kind = &cu_program_kinds[i];
+        const int is_passed =
+            passes_decode && (kind->operation == CU_OP_DECODE || !kind->wants_alignment);
         if (!is_passed && takes_run(plan, (cu_program)i, run)
             && is_suited(plan->state, (cu_program)i, run->block_mask, &run->sizes)) {
             *out = (cu_program)i;
@@ -303,17 +319,15 @@ static int find_program(const saccade_plan *plan, const plan_run *run, int passe
     return 0;
 }
 
-/* Where tiles are faster; an imported mask's blocks may suit decode alone. Sizes of ragged runs
- * are bounds, codes are made numbers in decode, and tiles with row maxima are not timed. */
+/* Whether the tiles that the run would have are faster; those with row maxima are not timed. An
+ * imported mask's blocks may suit decode alone. */
 static int leaves_decode(const saccade_plan *plan, const plan_run *run)
 {
     const cu_state *s = plan->state;
-    const cu_tile *small = &s->programs[CU_SMALL].form.tile;
-    const int has_small = small->groups && s->tiles != 'l';
-    const cu_tile *tile = has_small ? small : &s->programs[CU_MAIN].form.tile;
-    return !s->has_fixed_pieces && !s->is_ragged && !cu_codes(&plan->problem) && tile->groups
-           && !run->row_max && run_is_decode(s, &run->sizes)
-           && !cu_decode_pays(s->device.n_sm, tile, has_small, &run->sizes);
+    const int is_small = takes_sizes(s, CU_SMALL, &run->sizes) && suits_small(plan, run);
+    const cu_tile *tile = &s->programs[is_small ? CU_SMALL : CU_MAIN].form.tile;
+    return !run->row_max && may_leave_decode(plan, &run->sizes)
+           && !cu_decode_pays(s->device.n_sm, tile, is_small, &run->sizes);
 }
 
 saccade_status run_choose_program(const saccade_plan *plan, const plan_run *run,
