@@ -174,3 +174,73 @@ def test_proven_once_for_a_size(monkeypatch):
     made.clear()
     attend(q, k, v, plain)
     assert not made
+
+
+class At:
+    def __getitem__(self, index):
+        return index
+
+
+AT, M = At(), 300
+
+
+def of_all(b, h, q, kv):
+    return q + h * 64 >= kv + b * 32
+
+
+def right(mask, picked, x):
+    """A call with the mask, against PyTorch's with what of_all says of these entries of x."""
+    axes = torch.meshgrid(*map(torch.arange, (*x.shape[:2], M, M)), indexing="ij")
+    live, x = of_all(*axes)[picked], x[picked]
+    want = torch.nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=live)
+    got = st.flex_attention(x, x, x, block_mask=mask)
+    torch.testing.assert_close(got, want.nan_to_num(), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("B, H", [(None, 4), (3, None), (None, None), (3, 4)])
+def test_slices_of_masks_that_read_b_and_h(B, H):
+    x = torch.randn(3, 4, M, 16)
+    made = st.create_block_mask(of_all, B, H, M, M)
+    right(made, AT[:], x)
+    if H:
+        right(made[:, 1:3], AT[:, 1:3], x)
+        right(made[:, 2], AT[:, 2:3], x)
+    if B:
+        right(made[1], AT[1:2], x)
+        right(made[[2, 0]], AT[[2, 0]], x)
+    assert made[0].is_anywhere == made.is_anywhere
+
+
+def test_one_kind_of_blocks_is_right_too():
+    made = st.create_block_mask(of_all, None, None, M, M, separate_full_blocks=False)
+    right(made, AT[:], torch.randn(3, 4, M, 16))
+
+
+@pytest.mark.parametrize("mod", [lambda b, h, q, kv: q >= kv, of_all])
+def test_exports_leave_batches_open(mod):
+    """Not only of masks that read no size."""
+    made = st.create_block_mask(mod, None, None, M, M)
+
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return st.flex_attention(x, x, x, block_mask=made)
+
+    batches = torch.export.Dim("batches", min=2, max=64)
+    x, y = torch.randn(3, 4, M, 16), torch.randn(5, 4, M, 16)
+    program = torch.export.export(Model(), (x,), dynamic_shapes=({0: batches},))
+    for t in (x, y):
+        torch.testing.assert_close(program.module()(t), Model()(t))
+
+
+def test_indices_of_a_calls_sizes_are_checked():
+    keys, doc = torch.rand(2, M) > 0.2, torch.zeros(2, M, dtype=torch.int32)
+    x, k = torch.randn(3, 4, M, 16), torch.randn(3, 2, M, 16)
+    made = st.create_block_mask(st.mask("keys[h * Hkv / H, kv]", keys=keys), None, 4, M, M)
+    got = st.flex_attention(x, k, k, block_mask=made, enable_gqa=True)
+    live, k = keys.repeat_interleave(2, 0)[None, :, None], k.repeat_interleave(2, 1)
+    want = torch.nn.functional.scaled_dot_product_attention(x, k, k, attn_mask=live)
+    torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+    made = st.create_block_mask(lambda b, h, q, kv: doc[b, q] == doc[b, kv], None, None, M, M)
+    st.flex_attention(x[:2], x[:2], x[:2], block_mask=made)
+    with pytest.raises(IndexError, match="got index 2 in dimension 0"):
+        st.flex_attention(x, x, x, block_mask=made)

@@ -231,3 +231,11 @@ def test_what_cannot_be_is_said(change, error, text):
     q, k, v = tensors((B, H, L, D), (B, H, S, D), (B, H, S, D))
     with pytest.raises(error, match=text):
         scaled_dot_product_attention(**{"query": q, "key": k, "value": v, **change})
+
+
+def test_what_is_empty_is_checked_too():
+    q, none = torch.randn(2, 3, 4, 8), torch.randn(2, 3, 0, 8)
+    with pytest.raises(ValueError, match="key: got torch.float64"):
+        scaled_dot_product_attention(q, none.double(), none.double())
+    with pytest.raises(ValueError, match="of one last dimension"):
+        scaled_dot_product_attention(q, none[..., :7], none)

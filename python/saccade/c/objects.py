@@ -333,12 +333,17 @@ class BlockMaskHandle:
         self.lead, self._made_for, self._remade = lead, made_for, remade
         self._prepared = set()
 
+    @functools.cached_property
+    def _knew(self) -> tuple[int, ...]:
+        """Which of B, H, Hkv, D and Dv the proof read. Others are not compared: sizes that a
+        graph leaves open stay so."""
+        return tuple(i for i, n in enumerate(_NAMES) if not self.mod.reads.isdisjoint(n))
+
     def holds_for(self, *sizes: int) -> bool:
         """Whether the proof is one for these B, H, Hkv, D and Dv: it read none that differs."""
-        if sizes == self._made_for or self._remade is None:
+        if self._remade is None:
             return True
-        pairs = zip(_NAMES, self._made_for, sizes)
-        return all(self.mod.reads.isdisjoint(n) for n, made, size in pairs if made != size)
+        return all(self._made_for[i] == sizes[i] for i in self._knew)
 
     def proven_for(self, *sizes: int) -> "BlockMaskHandle":
         """The same mask for these B, H, Hkv, D and Dv."""

@@ -125,7 +125,7 @@ def _saved(ctx):
     except RuntimeError as reason:
         if getattr(ctx.entry.call, "times", None) is None or "inplace" not in str(reason):
             raise
-        raise RuntimeError(f"{reason}\n{SELECT_CHANGES}") from None
+        raise RuntimeError(f"{SELECT_CHANGES} ({str(reason).splitlines()[0]})") from None
 
 
 def _backward(ctx, d_out, d_lse):

@@ -19,7 +19,7 @@ from .checks import count_of, device_of
 from .index_lists import check_lists, columns_of, dense_of, marks_of, transposed_lists
 from .mask_pictures import in_characters, in_html, live_of_runs
 from .mask_objects import exported, imported, own_dimensions
-from .mask_slices import are_ranges, moved, noop_mask, picked, picks_of, rows_of
+from .mask_slices import Range, are_ranges, moved, noop_mask, picked, picks_of, rows_of
 from .mods import AnyMod
 
 DEFAULT_BLOCK = 128
@@ -131,6 +131,7 @@ class BlockMask:
             else (q_num_blocks, q_indices, full_q_num_blocks, full_q_indices)
         )
         self._has_transpose = True
+        self._check: Any = None  # of indices of what the mask captures, for a call's sizes
         self.is_anywhere = False  # nobody named a device: calls on any take it
         self._is_given = kv_indices is not None  # the index tensors are what counts
         self._dims = _lead
@@ -306,9 +307,9 @@ class BlockMask:
         """The mask for a call of these sizes: itself, but where it was proven without some that
         its text reads; b and h count as B and H."""
         self.version
-        sizes = int(B), int(H), int(Hkv), int(D), int(Dv)
-        if self._is_given or self.handle().holds_for(*sizes):
+        if self._is_given or self.handle().holds_for(B, H, Hkv, D, Dv):
             return self
+        sizes = int(B), int(H), int(Hkv), int(D), int(Dv)
         return self._part(sizes, lambda: self._proven_for(sizes))
 
     def lacks_sizes(self) -> bool:
@@ -321,6 +322,9 @@ class BlockMask:
         return not self.handle().holds_for(2 if B == 1 else B, 2 if H == 1 else H, *[0] * 3)
 
     def _proven_for(self, sizes):
+        if self._check is not None:
+            B, H, Hkv, D, Dv = sizes
+            self._check((B, H, Hkv, *self._seq_lengths, D, Dv))
         return BlockMask(
             self._seq_lengths,
             BLOCK_SIZE=self.BLOCK_SIZE,
@@ -525,18 +529,25 @@ class BlockMask:
     def __getitem__(self, index: Any) -> "BlockMask":
         """Picks batches, heads and rows of blocks; the mod goes on seeing original
         positions."""
-        lists = None if _is_in_graph() else self._lists(False)
         shape = self.index_shape()
         picks, block = picks_of(index, shape[:-1]), self.BLOCK_SIZE[0]
         lengths = rows_of(picks[-1], self._seq_lengths[0], block), self._seq_lengths[1]
         mod = moved(self._mask_mod, picks, shape, block)
-        if lists is None and are_ranges(picks) and graph_masks.has_number(self):
+        if _is_in_graph():
+            return self._part_in_graph(lengths, mod, picks, shape)
+        if self.lacks_sizes():  # which its lists lack too
+            counts = (p.count if isinstance(p, Range) else len(p) for p in picks)
+            lead = tuple(1 if n == 1 else c for n, c in zip(self.handle().lead, counts))
+            return _anew(mod, lengths, lead, self.BLOCK_SIZE, self._device)._after(self)
+        lists = self._lists(False)
+        return self._like(lengths, [picked(t, picks) for t in lists], self._device, mod)
+
+    def _part_in_graph(self, lengths, mod, picks, shape):
+        if are_ranges(picks) and graph_masks.has_number(self):
             shape = (*[p.count for p in picks], shape[-1])
             n = graph_masks.how_many(self)
             return self._as_part(lengths, mod, graph_masks.slices(picks), shape, n)
-        if lists is not None and self.lacks_sizes():  # which lists of theirs lack too
-            return _anew(mod, lengths, self.handle().lead, self.BLOCK_SIZE, self._device)
-        lists = self._lists(False) if lists is None else lists
+        lists = self._lists(False)
         return self._like(lengths, [picked(t, picks) for t in lists], self._device, mod)
 
     # ---- torch's trees ----

@@ -39,7 +39,7 @@ from .entries import run
 from .gradients import gradient_like, gradients
 from .graph_breaks import disabled
 from .graph_masks import of_number, stands_for
-from .masks import mask_of_tensors, mask_or_mod, proven_for
+from .masks import mask_of_tensors, mask_or_mod
 from .memory import NO_VMAP
 from .mod_arguments import OPERANDS, ModArguments, Operands
 from .mods import AnyMod, Resolved, place, text_of, untraced
@@ -374,9 +374,9 @@ def described(q, k, v, score_mod, block_mask):
     if isinstance(block_mask, masks.Unproven) and hasattr(block_mask, "given"):
         block_mask = unproven(block_mask.given, q, k)
     whole, block_mask = mask_or_mod(block_mask)
-    if whole is not None:
-        with _unrecorded():
-            whole = proven_for(whole, q, k, v)
+    if whole is not None and whole.lacks_sizes():
+        block_mask = whole.mask_mod  # which the run proves for its sizes
+    elif whole is not None:
         lists, block, block_mask = _parts_of(whole)
         if whole.is_anywhere and whole.device != q.device:
             with _unrecorded():

@@ -177,7 +177,7 @@ _read_outside = disabled(_read, _IN_A_GRAPH)
 def _proven(mask_mod, sizes, block, device, has_full):
     found = Resolved(mask_mod, "mask", "cpu")
     made = block_mask_of(found, *sizes, mask_mod, block, device)
-    return made if has_full else _all_partial(made)
+    return made if has_full or made.lacks_sizes() else _all_partial(made)
 
 
 def block_mask_of(
@@ -198,10 +198,10 @@ def block_mask_of(
     Q, KV = count_of("Q_LEN", Q, 1, _LONGEST), count_of("KV_LEN", KV, 1, _LONGEST)
     Hkv, D, Dv = dims or (H or 1, 1, 1)
     sizes, budget = (B or 1, H or 1, Hkv, Q, KV, D, Dv), 0
-    if any(v.shape for v in found.views):
-        check_indices("mask", found, sizes, _SAMPLE)
     if dims is None and not found.bound.reads.isdisjoint(_OF_CALLS):
         sizes, budget = (B or 1, H or 1, 0, Q, KV, 0, 0), abi.EVALUATE_NONE
+    elif any(v.shape for v in found.views):
+        check_indices("mask", found, sizes, _SAMPLE)
     block_q, block_kv = block
     handle = objects.block_mask_create(
         found.bound, found.views, sizes, block_q, block_kv, found.tensors, budget=budget
@@ -215,6 +215,8 @@ def block_mask_of(
         _lead=(B or 1, H or 1),
     )
     made.is_anywhere = device is None
+    if any(v.shape for v in found.views):
+        made._check = lambda sizes: check_indices("mask", found, sizes, _SAMPLE)
     return made
 
 

@@ -57,6 +57,7 @@ def scaled_dot_product_attention(
     elif attn_mask is not None:
         mod = _mod(attn_mask, lead, *_lengths(q, k))
     if active.parallel is None and any(map(_is_none, (q.shape[1], k.shape[2], v.shape[3]))):
+        _check_alike(query, key, value)
         k, v = (t if t.shape[1] == q.shape[1] else t[:, :1] for t in (k, v))
         none = q @ k.mT @ v  # zeros, if it has entries, as its gradients are
         return none if len(lead) == 2 else none.reshape(*lead, *none.shape[-2:])
@@ -84,6 +85,19 @@ def _is_none(size) -> bool:
 def _check_tensor(name, t):
     if not isinstance(t, torch.Tensor):
         raise TypeError(f"{name}: got {brief(t)}, expected a tensor")
+
+
+def _check_alike(query, key, value):
+    for name, t in (("key", key), ("value", value)):
+        if (t.dtype, t.device) != (query.dtype, query.device):
+            raise ValueError(f"{name}: got {t.dtype} on {t.device}, expected {query.dtype} on "
+                             f"{query.device} as query has")  # fmt: skip
+    if query.shape[-1] != key.shape[-1] or key.shape[-2] != value.shape[-2]:
+        raise ValueError(
+            f"query, key, value: got shapes {list(query.shape)}, {list(key.shape)} and "
+            f"{list(value.shape)}, expected query and key of one last dimension, key and value "
+            "of one length"
+        )
 
 
 def _leading(query, key, value, enable_gqa) -> torch.Size:

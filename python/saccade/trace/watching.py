@@ -44,8 +44,10 @@ def draws() -> list:
     """The states of Python's and NumPy's own generators, which drawing changes."""
     found: list = [random.getstate()]
     if "numpy.random" in sys.modules:
-        state = sys.modules["numpy.random"].get_state(legacy=False)["state"]
-        found += [x.tobytes() if hasattr(x, "tobytes") else x for x in state.values()]
+        state = sys.modules["numpy.random"].get_state(legacy=False)
+        found += [state.get("has_gauss"), state.get("gauss")]  # a draw of two leaves one
+        numbers = state["state"].values()
+        found += [x.tobytes() if hasattr(x, "tobytes") else x for x in numbers]
     return found
 
 
