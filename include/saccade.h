@@ -332,9 +332,9 @@ typedef struct saccade_block_indices {
 } saccade_block_indices;
 
 /* From a bound mask. Captures are borrowed until the block mask is destroyed (update reads them
- * again). context, positions and options may be NULL. A run with it has the same Q and KV, of
- * B, H, Hkv, D and Dv those that the text reads, and B or H unless that is 1 here and the text
- * does not read b or h. */
+ * again). context, positions and options may be NULL. A run with it has the same Q, KV
+ * and offsets (which are not compared on CUDA), of B, H, Hkv, D and Dv those that the text
+ * reads, and B or H unless that is 1 here and the text does not read b or h. */
 SACCADE_API saccade_status saccade_block_mask_create(
     saccade_context *context, const saccade_mod *mask, const saccade_sizes *sizes,
     const saccade_positions *positions, const saccade_binding *bindings, int32_t n_bindings,
@@ -682,7 +682,7 @@ typedef struct saccade_backward_args {
     const saccade_block_mask *block_mask;
     const saccade_binding *bindings;
     int32_t n_bindings;
-    void *workspace; /* saccade_plan_backward_workspace() bytes */
+    void *workspace; /* saccade_backward_workspace() bytes */
     size_t workspace_bytes;
     void *stream;
     const saccade_tensor *sinks;   /* as in forward */
