@@ -694,3 +694,17 @@ def test_rates_of_other_layouts():
     with forward_ad.dual_level():
         out = st.flex_attention(*(forward_ad.make_dual(t, t) for t in x))
         torch.testing.assert_close(tuple(forward_ad.unpack_dual(out)), want)
+
+
+OF_BATCHES = [
+    {"block_mask": st.mask("q >= kv + B * 8")},
+    {"score_mod": st.score("score + B * float(q - kv) * 0.01")},
+]
+
+
+@pytest.mark.parametrize("mod", OF_BATCHES)
+def test_vmap_leaves_the_size_of_a_batch(mod):
+    x = torch.randn(3, 2, 4, 64, 16)
+    got = torch.func.vmap(lambda t: st.flex_attention(t, t, t, **mod))(x)
+    want = torch.stack([st.flex_attention(t, t, t, **mod) for t in x])
+    assert torch.equal(got, want)

@@ -9,6 +9,7 @@ so that the tensors they capture are inputs of the node too.
 from __future__ import annotations
 
 import math
+import re
 from typing import Any, NamedTuple, Optional
 
 import torch
@@ -130,9 +131,11 @@ def _unfold(t, n):
 
 def _differ(spec, dims, wants=()):
     """Whether calls can't be one of a larger batch: what the score captures, or its rate, has a
-    dimension of vmap's, its gradients are wanted for each, or the block mask has a batch."""
+    dimension of vmap's, its gradients are wanted for each, the block mask has a batch, or a
+    text reads how many there are."""
     mask = spec.mask
-    has_batch = False
+    texts = [spec.text or "", mask.text if isinstance(mask, AnyMod) else ""]
+    has_batch = any(re.search(r"\bB\b", t) for t in texts)
     if mask is not None and not isinstance(mask, AnyMod):
         whole = mask_or_mod(mask)[0]
         has_batch = whole.dimensions()[0] != 1 or whole.lacks_sizes()
