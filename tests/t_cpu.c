@@ -139,6 +139,22 @@ static void mixed_dtypes(void **state)
         &(forward_case){.problem = "h4/2 q40 kv150 d32 bf16", .kv_dtype = SACCADE_F16});
 }
 
+static void put_element(const saccade_tensor *t, int64_t at, float x)
+{
+    const int64_t bytes = (int64_t)saccade_dtype_bytes(t->dtype);
+    convert_from_f32(t->dtype, &x, (char *)t->data + at * bytes, 1);
+}
+
+static void check_levels(case_run *r, int threads)
+{
+    case_solve(r);
+    for (const char *const *level = case_levels(); *level; level++) {
+        saccade_plan *plan = case_plan(r, *level, threads);
+        case_check(r, plan, NULL, *level, NULL, NULL);
+        saccade_plan_destroy(plan);
+    }
+}
+
 /* What lies in K and V at masked positions, NaN and infinities, never reaches a result; where
  * it is live it does. */
 static void nonfinite_value(const char *problem, float nonfinite, int is_live, int is_key)
@@ -146,14 +162,8 @@ static void nonfinite_value(const char *problem, float nonfinite, int is_live, i
     case_run r;
     case_make(&(forward_case){.problem = problem, .mask = is_live ? "true" : "kv != 77"}, &r);
     const saccade_tensor *t = is_key ? &r.k.t : &r.v.t;
-    const int64_t at = (77 * t->stride[2] + 3) * (int64_t)saccade_dtype_bytes(t->dtype);
-    convert_from_f32(t->dtype, &nonfinite, (char *)t->data + at, 1);
-    case_solve(&r);
-    for (const char *const *level = case_levels(); *level; level++) {
-        saccade_plan *plan = case_plan(&r, *level, 1);
-        case_check(&r, plan, NULL, *level, NULL, NULL);
-        saccade_plan_destroy(plan);
-    }
+    put_element(t, 77 * t->stride[2] + 3, nonfinite);
+    check_levels(&r, 1);
     case_free(&r);
 }
 
@@ -202,19 +212,11 @@ static void parts_of_no_weight(void **state)
     (void)state;
     for (int n = 0; n < 12; n++) {
         case_run r;
-        const float nan = NAN;
         case_make(&(forward_case){.problem = problems[n / 4], .score = scores[n % 2]}, &r);
         const saccade_tensor *v = &r.v.t;
-        const int64_t at = (n % 2 ? 12000 : 77) * v->stride[2] + 3;
-        convert_from_f32(v->dtype, &nan,
-                         (char *)v->data + at * (int64_t)saccade_dtype_bytes(v->dtype), 1);
+        put_element(v, (n % 2 ? 12000 : 77) * v->stride[2] + 3, NAN);
         r.problem.batch_invariant = n / 2 % 2;
-        case_solve(&r);
-        for (const char *const *level = case_levels(); *level; level++) {
-            saccade_plan *plan = case_plan(&r, *level, 2);
-            case_check(&r, plan, NULL, *level, NULL, NULL);
-            saccade_plan_destroy(plan);
-        }
+        check_levels(&r, 2);
         case_free(&r);
     }
 }

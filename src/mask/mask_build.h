@@ -182,6 +182,8 @@ typedef struct mask_recipe {
 
 saccade_status mask_make(const mask_recipe *recipe, saccade_block_mask **out,
                          saccade_error *err);
+/* What blocks hang on that are proven from this function, best a simplified one. */
+mask_reads mask_reads_of(const mod_fn *fn);
 mask_recipe mask_recipe_of(const saccade_block_mask *mask);
 
 /* ---- mask_runs.c ---- */

@@ -280,10 +280,7 @@ out:
 
 static int reads_size(const mod_fn *fn, mod_size which)
 {
-    for (uint32_t i = 0; i < fn->n_nodes; i++)
-        if (fn->nodes[i].op == OP_SIZE && fn->nodes[i].imm.i == (int32_t)which)
-            return 1;
-    return 0;
+    return mask_reads_of(fn).sizes >> which & 1;
 }
 
 /* Q and KV in the text go on meaning the original's lengths: they become constants. */

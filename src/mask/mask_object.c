@@ -40,8 +40,7 @@ static void set_stored(saccade_block_mask *m, const mask_recipe *r)
     m->H = deps & DEP_H ? r->sizes.H : 1;
 }
 
-/* What the blocks hang on, as the simplified mod has it. */
-static mask_reads reads_of(const mod_fn *fn)
+mask_reads mask_reads_of(const mod_fn *fn)
 {
     mask_reads r = {.deps = fn->nodes[fn->result].deps & (DEP_B | DEP_H)};
     for (uint32_t i = 0; i < fn->n_nodes; i++)
@@ -122,7 +121,7 @@ saccade_status mask_make(const mask_recipe *recipe, saccade_block_mask **out,
     arena_init(&m->arena);
     pthread_mutex_init(&m->lock, NULL);
     TRY_GOTO(copy_recipe(m, recipe, err));
-    m->view.reads = recipe->imported ? recipe->reads : reads_of(m->fn);
+    m->view.reads = recipe->imported ? recipe->reads : mask_reads_of(m->fn);
     m->view.number = next_number();
     set_stored(m, recipe);
     m->content = mask_hash_captures(m);

@@ -158,6 +158,12 @@ double pass_largest(const mod_fn *fn, uint32_t node, arena *a)
     return r->may_nan ? (double)INFINITY : fmax(fabs(r->flo), fabs(r->fhi));
 }
 
+int pass_gives_infinities(int op)
+{
+    return op == OP_frsqrt || op == OP_fexp || op == OP_fexp2 || op == OP_flog || op == OP_flog2
+           || op == OP_ftan || op == OP_fpow;
+}
+
 /* Whether anything in a function makes infinities of finite numbers, but sums and products of
  * very large ones. */
 static int makes_infinities(const mod_fn *fn)
@@ -174,15 +180,9 @@ static int makes_infinities(const mod_fn *fn)
             if (n->type == MOD_FLOAT)
                 return 1;
             break;
-        case OP_frsqrt:
-        case OP_fexp:
-        case OP_fexp2:
-        case OP_flog:
-        case OP_flog2:
-        case OP_ftan:
-        case OP_fpow:
-            return 1;
         default:
+            if (pass_gives_infinities(n->op))
+                return 1;
             break;
         }
     }

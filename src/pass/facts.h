@@ -52,6 +52,8 @@ double *pass_gains(const mod_fn *fn, uint32_t result, arena *arena);
 /* An upper bound of |node| over all positions, finite scores and captured values. INFINITY if
  * there is none, the node may be NaN, or memory ran out. */
 double pass_largest(const mod_fn *fn, uint32_t node, arena *arena);
+/* Whether a float operation of one value, or a power, gives infinities of finite operands. */
+int pass_gives_infinities(int op);
 /* fn: simplified, as long as the arena lives. */
 saccade_status pass_facts_make(const mod_fn *fn, arena *arena, const pass_facts **out,
                                saccade_error *err);

@@ -534,19 +534,14 @@ class BlockMask:
         lengths = rows_of(picks[-1], self._seq_lengths[0], block), self._seq_lengths[1]
         mod = moved(self._mask_mod, picks, shape, block)
         if _is_in_graph():
-            return self._part_in_graph(lengths, mod, picks, shape)
-        if self.lacks_sizes():  # which its lists lack too
+            if are_ranges(picks) and graph_masks.has_number(self):
+                shape = (*[p.count for p in picks], shape[-1])
+                n = graph_masks.how_many(self)
+                return self._as_part(lengths, mod, graph_masks.slices(picks), shape, n)
+        elif self.lacks_sizes():  # which its lists lack too
             counts = (p.count if isinstance(p, Range) else len(p) for p in picks)
             lead = tuple(1 if n == 1 else c for n, c in zip(self.handle().lead, counts))
             return _anew(mod, lengths, lead, self.BLOCK_SIZE, self._device)._after(self)
-        lists = self._lists(False)
-        return self._like(lengths, [picked(t, picks) for t in lists], self._device, mod)
-
-    def _part_in_graph(self, lengths, mod, picks, shape):
-        if are_ranges(picks) and graph_masks.has_number(self):
-            shape = (*[p.count for p in picks], shape[-1])
-            n = graph_masks.how_many(self)
-            return self._as_part(lengths, mod, graph_masks.slices(picks), shape, n)
         lists = self._lists(False)
         return self._like(lengths, [picked(t, picks) for t in lists], self._device, mod)
 

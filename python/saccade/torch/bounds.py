@@ -10,8 +10,8 @@ import torch
 from ..c import abi
 from ..c.abi import BadValue
 from .block_mask import BlockMask
-from .checks import check_indices, check_plain, count_of
-from .masks import mask_of_tensors, mask_or_mod, proven_for
+from .checks import check_indices, check_plain, count_of, proven_for
+from .masks import mask_of_tensors, mask_or_mod
 from .mods import Resolved
 
 _ROW = 1 << 20  # largest row of a dense mask that a first call lays out

@@ -363,6 +363,11 @@ def check_shapes(q, k, v, enable_gqa):
         raise NoRows("EINVAL", f"{shapes}: got no rows, expected one or more")
 
 
+def proven_for(mask, q, k, v):
+    """The block mask for a call of these tensors, whose sizes its text may read."""
+    return mask.proven_for(q.shape[0], q.shape[1], k.shape[1], q.shape[3], v.shape[3])
+
+
 def mask_of_call(m, q, k, v):
     """The mask that a call uses: of one for more batches or heads the first ones, and proven
     for the call's sizes where its text reads them."""
@@ -386,7 +391,7 @@ def mask_of_call(m, q, k, v):
             f"block_mask is on {m.device}, query on {q.device}: expected one "
             "device (block_mask.to(query.device))"
         )
-    made = m.proven_for(q.shape[0], q.shape[1], k.shape[1], q.shape[3], v.shape[3])
+    made = proven_for(m, q, k, v)
     return m.first(*taken) if taken and made is m else made
 
 

@@ -361,11 +361,11 @@ def in_graph(
             return _wanted(found, want_lse, want_max)
         mods = ModArguments.of(score_mod, block_mask)
     else:
-        mods, lists, block = described(q, k, v, score_mod, block_mask)
+        mods, lists, block = described(q, k, score_mod, block_mask)
     return _wanted(_operator(q, k, v, mods, number, lists, block, *rest), want_lse, want_max)
 
 
-def described(q, k, v, score_mod, block_mask):
+def described(q, k, score_mod, block_mask):
     """(mods, index tensors, lengths and block sizes) as arguments of an operator that runs of
     Python are recorded by."""
     lists: List[torch.Tensor] = []

@@ -20,13 +20,14 @@ from .checks import (
     check_dropout,
     check_flags,
     check_sinks,
+    proven_for,
     scale_of,
     way_of,
 )
 from .compiled import in_graph
 from .entries import run
 from .functional import transformed
-from .masks import mask_of_tensors, mask_or_mod, proven_for
+from .masks import mask_of_tensors, mask_or_mod
 from .mods import AnyMod, Resolved, dtype_name
 from .recorded import is_rate_alone
 from .recording import is_described, is_recorded

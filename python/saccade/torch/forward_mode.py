@@ -8,8 +8,8 @@ import torch
 
 from ..c import backward
 from .calls import new_call, output_like, prepared, stats_dtype, workspace
-from .checks import backend_of
-from .masks import mask_of_tensors, mask_or_mod, proven_for
+from .checks import backend_of, proven_for
+from .masks import mask_of_tensors, mask_or_mod
 from .mods import Resolved, view
 
 

@@ -230,11 +230,6 @@ def mask_of_tensors(mask_mod, q, k, v) -> BlockMask:
     return block_mask_of(mask_mod, B, H, Q, k.shape[2], dims=dims)
 
 
-def proven_for(mask: BlockMask, q, k, v) -> BlockMask:
-    """The mask for a call of these tensors, whose sizes its text may read."""
-    return mask.proven_for(q.shape[0], q.shape[1], k.shape[1], q.shape[3], v.shape[3])
-
-
 _taken: "weakref.WeakKeyDictionary" = weakref.WeakKeyDictionary()
 
 

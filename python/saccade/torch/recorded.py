@@ -26,16 +26,16 @@ def is_rate_alone() -> bool:
     return all(x.key() == torch._C._functorch.TransformType.Jvp for x in stack)
 
 
-def _operands(q, k, v, score, mask, scale, options) -> Operands:
+def _operands(q, k, score, mask, scale, options) -> Operands:
     backend = backend_of(options) if options else "auto"
-    mods, lists, block = described(q, k, v, score, mask)
+    mods, lists, block = described(q, k, score, mask)
     return Operands(mods, 0, lists, block, scale, backend)
 
 
 def backward(score, mask, scale, options, needs, d_out, d_lse, q, k, v, out, lse):
     """Gradients of q, k, v and the tensors that the score captures; needs: which."""
     q, k, v = decoded(q, k, v)
-    given = _operands(q, k, v, score, mask, scale, options)
+    given = _operands(q, k, score, mask, scale, options)
     wanted = [*needs, *[False] * (3 + len(given.mods.captures) - len(needs))]
     tensors = [q, k, v, out, lse, d_out]
     made = torch.ops.saccade.flex_backward(tensors, d_lse, wanted, *given.flat(), False)
@@ -46,7 +46,7 @@ def tangent(score, mask, scale, options, moves, q, k, v, rates):
     """How (out, lse) change at these rates of q, k, v and the tensors that the score captures;
     moves: which of query, key and value do."""
     q, k, v = decoded(q, k, v)
-    given = _operands(q, k, v, score, mask, scale, options)
+    given = _operands(q, k, score, mask, scale, options)
     moves = [int(x) for x in moves]
     return torch.ops.saccade.flex_tangent(q, k, v, *given.flat(), list(rates), moves)
 

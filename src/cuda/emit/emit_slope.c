@@ -52,20 +52,13 @@ static int may_be_special(const emitter *e, const mod_node *n)
     switch (n->op) {
     case OP_LOAD:
     case OP_fsqrt:
-    case OP_frsqrt:
-    case OP_fexp:
-    case OP_fexp2:
-    case OP_flog:
-    case OP_flog2:
-    case OP_ftan:
-    case OP_fpow:
         return 1;
     case OP_fdiv: {
         const mod_node *by = emit_arg(e, n, 1);
         return by->op != OP_FLOAT || by->imm.f == 0;
     }
     default:
-        return 0;
+        return pass_gives_infinities(n->op);
     }
 }
 

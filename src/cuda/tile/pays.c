@@ -4,9 +4,9 @@
 
 #include "base/integers.h"
 
-/* What a tile costs beside its blocks, and a score; small tiles
- * of a multiprocessor share its time, and the longest takes `alone` for each score at least.
- * They wait for copies where rows are no whole panels of 64 columns. */
+/* What a tile costs beside its blocks, and a score; small tiles of a multiprocessor share its
+ * time, and the longest takes `alone` for each score at least. They wait for copies where rows
+ * are no whole panels of 64 columns. */
 typedef struct costs {
     double tile, score, small_tile, small_score, alone;
 } costs;
@@ -49,9 +49,8 @@ int cu_small_pays(int n_sm, int dim, int is_evaluated, const cu_tile *small, cu_
 int cu_few_pays(const cu_tile *few, const cu_tile *small, int dim, const saccade_sizes *s)
 {
     enum { LEAST_TILES = 4 };
-    const int64_t walks = (s->KV + few->keys - 1) / few->keys * few->keys;
-    const int64_t of_small = (s->KV + small->keys - 1) / small->keys * small->keys;
-    return (s->Q + 63) / 64 * cu_group(s) >= LEAST_TILES
+    const int64_t walks = round_up(s->KV, few->keys), of_small = round_up(s->KV, small->keys);
+    return ceil_div(s->Q, 64) * cu_group(s) >= LEAST_TILES
            && (dim % 64 ? walks <= of_small : walks < of_small);
 }
 

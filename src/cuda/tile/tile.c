@@ -143,15 +143,21 @@ int cu_group(const saccade_sizes *s)
     return (int)(s->H / s->Hkv);
 }
 
+/* Tiles of packed rows of a KV head. */
+static int64_t decode_tiles(const saccade_sizes *s)
+{
+    return (cu_group(s) * s->Q + DECODE_ROWS - 1) / DECODE_ROWS;
+}
+
 int64_t cu_decode_spans(const saccade_sizes *s)
 {
-    return s->B * s->Hkv * ((cu_group(s) * s->Q + DECODE_ROWS - 1) / DECODE_ROWS);
+    return s->B * s->Hkv * decode_tiles(s);
 }
 
 int cu_finds_spans(const saccade_sizes *s)
 {
-    const int64_t tiles = (cu_group(s) * s->Q + DECODE_ROWS - 1) / DECODE_ROWS;
-    return cu_decode_spans(s) * tiles <= UINT32_MAX && s->B * s->Hkv * s->Hkv <= UINT32_MAX;
+    return cu_decode_spans(s) * decode_tiles(s) <= UINT32_MAX
+           && s->B * s->Hkv * s->Hkv <= UINT32_MAX;
 }
 
 int64_t cu_decode_spans_most(void)
