@@ -226,9 +226,42 @@ static void decode_pays(void **state)
         cu_tile small, large;
         assert_true(cu_small_choice(D, D, 0, 0, &small));
         assert_true(cu_tile_choice(CU_SM90, D, D, SACCADE_BF16, 0, &large));
-        assert_int_equal(cu_decode_pays(132, &small, 1, &rows[i].s), rows[i].pays);
-        assert_int_equal(cu_decode_pays(132, &large, 0, &rows[i].s), rows[i].beside_large);
+        assert_int_equal(cu_decode_pays(132, CU_SPAN_ROWS, &small, 1, &rows[i].s),
+                         rows[i].pays);
+        assert_int_equal(cu_decode_pays(132, CU_SPAN_ROWS, &large, 0, &rows[i].s),
+                         rows[i].beside_large);
     }
+}
+
+/* Wide spans where tiles read the keys of a group again, and heads are no wider than 128
+ * (figures of lab 140). */
+static void wide_spans_pay(void **state)
+{
+    static const struct {
+        saccade_sizes s;
+        int pays, beside_large;
+    } rows[] = {{{48, 32, 8, 16, 8192, 128, 128}, 1, 1}, {{48, 32, 8, 8, 8192, 128, 128}, 1, 1},
+                {{48, 64, 8, 8, 8192, 128, 128}, 1, 1},  {{8, 128, 1, 1, 8192, 128, 128}, 1, 1},
+                {{48, 32, 8, 16, 200, 128, 128}, 1, 1},  {{8, 12, 12, 33, 8192, 64, 64}, 1, 1},
+                {{48, 12, 12, 64, 700, 64, 64}, 0, 0},   {{32, 8, 8, 24, 2048, 64, 64}, 0, 1}};
+    static const saccade_sizes wide_heads = {48, 8, 8, 64, 2048, 256, 256};
+    cu_tile small, large;
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        const int D = (int)rows[i].s.D;
+        assert_true(cu_small_choice(D, D, 0, 0, &small));
+        assert_true(cu_tile_choice(CU_SM90, D, D, SACCADE_BF16, 0, &large));
+        assert_true(cu_decode_wide_pays(132, 0, &rows[i].s));
+        assert_int_equal(cu_decode_pays(132, CU_WIDE_ROWS, &small, 1, &rows[i].s),
+                         rows[i].pays);
+        assert_int_equal(cu_decode_pays(132, CU_WIDE_ROWS, &large, 0, &rows[i].s),
+                         rows[i].beside_large);
+    }
+    assert_true(cu_tile_choice(CU_SM90, 256, 256, SACCADE_BF16, 0, &large));
+    assert_false(cu_decode_pays(132, CU_WIDE_ROWS, &large, 0, &wide_heads));
+    assert_false(cu_decode_wide_pays(132, 1, &(saccade_sizes){48, 32, 8, 4, 8192, 128, 128}));
+    assert_false(cu_decode_wide_pays(132, 0, &(saccade_sizes){8, 32, 8, 8, 8192, 128, 128}));
+    assert_true(cu_decode_wide_pays(132, 1, &(saccade_sizes){8, 32, 8, 8, 8192, 128, 128}));
 }
 
 /* Pairs where three teams need as many rounds, if walks are long. */
@@ -294,25 +327,43 @@ static void decode_tiles_fit(void **state)
         for (int E = 16; E <= 256; E += 16) {
             cu_tile tile;
             assert_true(cu_decode_choice(D, E, 16, 9, 0, &tile));
+            for (int rung = 0; cu_decode_wide_choice(D, E, 9, rung, &tile); rung++) {
+                assert_true(tile.stages >= 2 && tile.keys >= 16 && tile.groups == 8);
+                assert_true(cu_decode_shared(&tile, CU_WIDE_ROWS, D, E, 16, 9, 4096) <= 232448);
+            }
             for (int bits = 4; bits <= 16; bits *= 2)
                 for (int rung = 0; cu_decode_choice(D, E, bits, 9, rung, &tile); rung++) {
                     assert_true(tile.stages >= (bits < 16 ? 2 : 1) && tile.keys >= 16);
-                    assert_true(cu_decode_shared(&tile, D, E, bits, 9, 4096) <= 232448);
+                    assert_true(cu_decode_shared(&tile, CU_SPAN_ROWS, D, E, bits, 9, 4096)
+                                <= 232448);
                 }
         }
     for (int words = 0; words < 600; words += 7) /* masks that keep much of each key */
         for (int rung = 0; rung < 4; rung++) {
             cu_tile tile;
             if (cu_decode_choice(128, 128, 16, words, rung, &tile))
-                assert_true(cu_decode_shared(&tile, 128, 128, 16, words, 4096) <= 232448);
+                assert_true(cu_decode_shared(&tile, CU_SPAN_ROWS, 128, 128, 16, words, 4096)
+                            <= 232448);
             else
                 assert_true(rung > 0 || words > 200);
         }
     assert_true(cu_finds_spans(&(saccade_sizes){64, 96, 1, 128, 64, 64, 64}));
     assert_false(cu_finds_spans(&(saccade_sizes){10923, 96, 1, 128, 64, 64, 64}));
-    assert_true(cu_decode_applies(&(saccade_sizes){1, 32, 8, 1, 100, 64, 64}));
-    assert_false(cu_decode_applies(&(saccade_sizes){1, 32, 8, 17, 100, 64, 64}));
-    assert_int_equal(cu_decode_spans(&(saccade_sizes){2, 32, 8, 5, 100, 64, 64}), 32);
+    assert_true(cu_decode_applies(&(saccade_sizes){1, 32, 8, 1, 100, 64, 64}, CU_SPAN_ROWS));
+    assert_false(cu_decode_applies(&(saccade_sizes){1, 32, 8, 17, 100, 64, 64}, CU_SPAN_ROWS));
+    /* one query's heads, however many */
+    assert_true(cu_decode_applies(&(saccade_sizes){1, 71, 1, 1, 100, 64, 64}, CU_SPAN_ROWS));
+    assert_true(cu_decode_applies(&(saccade_sizes){1, 256, 1, 1, 100, 64, 64}, CU_SPAN_ROWS));
+    assert_false(cu_decode_applies(&(saccade_sizes){1, 71, 1, 2, 100, 64, 64}, CU_SPAN_ROWS));
+    assert_false(cu_decode_applies(&(saccade_sizes){1, 257, 1, 1, 100, 64, 64}, CU_SPAN_ROWS));
+    assert_true(cu_decode_applies(&(saccade_sizes){1, 32, 8, 32, 100, 64, 64}, CU_WIDE_ROWS));
+    assert_false(cu_decode_applies(&(saccade_sizes){1, 32, 8, 33, 100, 64, 64}, CU_WIDE_ROWS));
+    assert_true(cu_decode_applies(&(saccade_sizes){1, 8, 8, 64, 100, 64, 64}, CU_WIDE_ROWS));
+    assert_false(cu_decode_applies(&(saccade_sizes){1, 8, 8, 65, 100, 64, 64}, CU_WIDE_ROWS));
+    assert_int_equal(cu_decode_spans(&(saccade_sizes){2, 32, 8, 5, 100, 64, 64}, CU_SPAN_ROWS),
+                     32);
+    assert_int_equal(cu_decode_spans(&(saccade_sizes){2, 32, 8, 17, 100, 64, 64}, CU_WIDE_ROWS),
+                     32);
 }
 
 /* ---- masks of groups ---- */
@@ -420,7 +471,7 @@ static void halves_of_decode_fit(void **state)
             assert_true(is_there || dim > 128);
             assert_true(cu_decode_choice(dim, dim, bits, 9, 0, &whole));
             assert_int_equal(half.keys, whole.keys); /* they share lists and workspaces */
-            const int bytes = cu_decode_shared(&half, dim, dim, bits, 9, 0);
+            const int bytes = cu_decode_shared(&half, CU_SPAN_ROWS, dim, dim, bits, 9, 0);
             assert_true(!is_there || 2 * bytes <= 231424);
         }
     for (int spans = 1; spans <= 4096; spans++) {
@@ -1078,7 +1129,8 @@ static void programs_of_a_plan(void **state)
         int has[CU_PROGRAMS];
     } rows[] = {
         {"sm_90a",
-         {[CU_DECODE] = 1,
+         {[CU_DECODE_WIDE] = 1,
+          [CU_DECODE] = 1,
           [CU_SMALL] = 1,
           [CU_MAIN] = 1,
           [CU_EXACT] = 1,
@@ -1233,6 +1285,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(keys_that_stay_fit),
         cmocka_unit_test(keys_that_stay_pay),
         cmocka_unit_test(decode_pays),
+        cmocka_unit_test(wide_spans_pay),
         cmocka_unit_test(pairs_pay),
         cmocka_unit_test(programs_of_pairs),
         cmocka_unit_test(programs_of_keys_that_stay),

@@ -249,6 +249,47 @@ static void keys_that_stay(void **state)
     assert_int_equal(n_bad, 0);
 }
 
+/* Spans of up to 64 rows, whose keys other warps load: rows of every number of warps, heads
+ * that end within a warp's, whole spans, parts of spans that few or many CTAs join, masks by
+ * limits, by lists and by blocks, rows that have to be made again. */
+static void wide_spans(void **state)
+{
+    static const forward_case cases[] = {
+        {.problem = "b2 h8/2 q5 kv300 d64 bf16"},
+        {.problem = "b1 h8/2 q16 kv3000 d128 bf16", .mask = "causal()", .q_offset = 2984},
+        {.problem = "b3 h12/4 q7 kv900 d128 f16", .score = "alibi()"},
+        {.problem = "b2 h6/2 q21 kv700 d256 bf16", .mask = "sliding_window(W)"},
+        {.problem = "b2 h4/2 q17 kv500 d80 dv40 bf16", .kv_len = 333},
+        {.problem = "b60 h16/2 q8 kv200 d64 f16", .mask = "kv < 4 * b", .kv_len = 190},
+        {.problem = "b40 h16/4 q9 kv333 d128 bf16", .score = "softcap(20)"},
+        {.problem = "b1 h64 q33 kv1500 d64 bf16", .mask = "document(doc)"},
+        {.problem = "b1 h4/1 q16 kv9000 d64 bf16", .mask = "kv / 90 % (h + 1) == 0"},
+        {.problem = "b1 h8/2 q9 kv3000 d64 bf16",
+         .mask = "kv <= q && (h % 3 == 0 || q - kv < 64)",
+         .q_offset = 2990},
+        {.problem = "b2 h8/2 q7 kv900 d128 f16", .mask = "kv >= 500 && kv < 510"},
+        {.problem = "b2 h8/2 q11 kv500 d256 bf16", .mask = "kv % 3 != q"},
+        {.problem = "b2 h71/1 q1 kv700 d64 bf16"},
+        {.problem = "b2 h16/2 q30 kv700 d64 bf16", .mask = "causal()", .q_offset = 600},
+        {.problem = "b3 h24/8 q31 kv400 d128 f16", .kv_len = 390},
+        {.problem = "b1 h200/2 q1 kv2100 d128 bf16", .score = "score + h_scale[h]"},
+        {.problem = "b30 h12/4 q6 kv0 d64 bf16"},
+        {.problem = "b1 h2 q64 kv40 d16 bf16", .mask = "q > kv && kv % 3 == 0"}};
+    int n_bad = 0;
+    (void)state;
+    if (!has_device())
+        skip();
+    setenv(TILES, "decode", 1);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        for (int data = 0; data < CASE_DATA; data++) {
+            forward_case c = cases[i];
+            c.data = (case_data)data;
+            n_bad += !device_case_holds(&c, &native);
+        }
+    setenv(TILES, usual_tiles, 1);
+    assert_int_equal(n_bad, 0);
+}
+
 /* Scores so large that rounding them in log2 units is powers of two, and so low, as biases that
  * stand for masks are, that they would be infinite there: rows of nothing else are means of V.
  */
@@ -803,6 +844,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(climbs),
         cmocka_unit_test(pairs),
         cmocka_unit_test(keys_that_stay),
+        cmocka_unit_test(wide_spans),
         cmocka_unit_test(placements),
         cmocka_unit_test(operations),
         cmocka_unit_test(graphs),

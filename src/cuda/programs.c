@@ -83,10 +83,22 @@ static int decode_form(const cu_state *s, const plan_problem *p, int rung, cu_fo
     const int takes_codes =
         strcmp(s->arch, "sm_90a") == 0 && p->dtype != SACCADE_F32 && has_whole_codes(p);
     out->family = CU_SM90;
+    out->span_rows = CU_SPAN_ROWS;
     return (cu_codes(p) ? takes_codes : s->family == CU_SM90) && !p->has_rows
            && p->is_invariant != SACCADE_INVARIANT && !p->weight
            && cu_decode_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv), cu_key_bits(p),
                                s->facts.column_words, rung, &out->tile);
+}
+
+/* What packs no more rows than a warp takes has no use for it. */
+static int decode_wide_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
+{
+    const int has_more = !p->sizes.Q || p->sizes.Q * cu_group(&p->sizes) > CU_SPAN_ROWS;
+    const int has_decode = !cu_codes(p) && !p->is_invariant && decode_form(s, p, 0, out);
+    out->span_rows = CU_WIDE_ROWS;
+    return has_decode && has_more
+           && cu_decode_wide_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv),
+                                    s->facts.column_words, rung, &out->tile);
 }
 
 static int decode_half_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
@@ -183,6 +195,18 @@ const cu_program_kind cu_program_kinds[CU_PROGRAMS] = {
                         .has_maxima = 1,
                         .is_packed = 1,
                         .has_one_span = 1,
+                        .wants_alignment = 1,
+                        .shared = shared_most},
+    [CU_DECODE_WIDE] = {.name = "decode, wide spans",
+                        .operation = CU_OP_DECODE,
+                        .kernel = {"decode"},
+                        .other = "decode_end",
+                        .choose = decode_wide_form,
+                        .write = cu_write_forward,
+                        .is_optional = 1,
+                        .spill_most = 24, /* of addresses, read where spans begin */
+                        .has_maxima = 1,
+                        .is_packed = 1,
                         .wants_alignment = 1,
                         .shared = shared_most},
     [CU_DECODE] = {.name = "decode",

@@ -192,6 +192,7 @@ static saccade_status create(saccade_plan *plan, saccade_error *err)
     const saccade_sizes *p = &plan->problem.sizes;
     s->has_rows = plan->problem.has_rows;
     s->is_ragged = plan->problem.is_ragged;
+    s->is_in_pieces = s->is_ragged || plan->problem.has_chunks;
     if (plan->problem.is_invariant == SACCADE_INVARIANT)
         s->part_dim = (int)(p->D > p->Dv ? p->D : p->Dv);
     s->has_fixed_pieces = plan->problem.is_invariant == SACCADE_INVARIANT_SHORT;
@@ -201,6 +202,7 @@ static saccade_status create(saccade_plan *plan, saccade_error *err)
                : strcmp(tiles, "pair") == 0  ? 'p'
                : strcmp(tiles, "large") == 0 ? 'l'
                                              : 0;
+    s->stays_decode = tiles && strcmp(tiles, "decode") == 0;
     TRY_GOTO(choose_target(s, &plan->problem, &driver, err));
     TRY_GOTO(emit(s, &plan->problem, err));
     TRY_GOTO(check_forward_fits(s, &plan->problem, err));

@@ -73,7 +73,6 @@ DEVICE void stream_begin(stream &w, const cu_fwd &p, const mod_args &mod, const 
                          int end)
 {
     w.is_owing = 0;
-    w.loads = w.uses = 0;
     ahead_begin(w.ahead, p, mod, l, 1, end);
 }
 

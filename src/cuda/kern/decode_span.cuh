@@ -3,16 +3,66 @@
 #pragma once
 
 enum {
-    WARPS = CFG_WGS, /* even */
-    HALF = WARPS / 2,
+    WARPS = CFG_WGS,
     KEYS = CFG_TN,
-    ROWS = 16,
+    ROWS = CFG_SPAN_ROWS,
+    SHARERS = ROWS / 16,       /* warps that share a stream of keys: each has 16 rows */
+    STREAMS = WARPS / SHARERS, /* even */
+    HALF = STREAMS / 2,
+    HAS_LOADERS = SHARERS > 1, /* else each warp loads what it reads */
+    LOADERS = HAS_LOADERS ? 4 : 0,
+    LOADS = HAS_LOADERS ? 2 : 1, /* warps that load a stream: K, and V */
+    THREADS = (WARPS + LOADERS) * 32,
     O_STEP = CFG_E + 8, /* floats of a row of O in shared memory: no two rows share banks */
     S_COUNT = KEYS / 2,
     O_COUNT = CFG_E / 2,
     IS_FIXED = CFG_INVARIANT == 2, /* pieces of spans begin at multiples of PIECE blocks */
-    PIECE = PIECE_KEYS / KEYS      /* a multiple of WARPS */
+    PIECE = PIECE_KEYS / KEYS      /* a multiple of STREAMS */
 };
+
+/* ---- a warp's place in the CTA ---- */
+
+/* Warps that load follow those that compute, LOADS for each stream. */
+DEVICE int is_loader()
+{
+    return HAS_LOADERS && threadIdx.x / 32 >= WARPS;
+}
+
+/* Made anew wherever it is used: kept, it would be spilled. */
+DEVICE int stream_of_warp()
+{
+    u32 thread = threadIdx.x;
+    if (HAS_LOADERS)
+        asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    int warp = thread / 32;
+    return is_loader() ? (warp - WARPS) / LOADS : warp / SHARERS;
+}
+
+/* Whether a warp that loads brings K; whether V. */
+DEVICE int loads_keys()
+{
+    return LOADS == 1 || threadIdx.x / 32 % LOADS == 0;
+}
+
+DEVICE int loads_values()
+{
+    return LOADS == 1 || threadIdx.x / 32 % LOADS == 1;
+}
+
+/* The first of a warp's 16 rows among those of a span. */
+DEVICE int warp_row()
+{
+    return threadIdx.x / 32 % SHARERS * 16;
+}
+
+/* All warps that compute are here. */
+DEVICE void sync_rows()
+{
+    if (HAS_LOADERS)
+        asm volatile("bar.sync 1, %0;" ::"n"(WARPS * 32) : "memory");
+    else
+        __syncthreads();
+}
 
 /* ---- spans ---- */
 
@@ -119,7 +169,8 @@ DEVICE int span_key(const span &s, int j)
 #endif
 }
 
-/* keys that the interval mask leaves to any row of the span */
+/* keys that the interval mask leaves to any row of the span; with CFG_MONOTONE by the first and
+ * the last row of each head, with CFG_ALIKE by those of one head that is there whole */
 DEVICE void span_limits(const cu_fwd &p, const mod_args &mod, const span &s, int &lo, int &hi)
 {
 #if MOD_MASK == MASK_INTERVAL
@@ -130,15 +181,22 @@ DEVICE void span_limits(const cu_fwd &p, const mod_args &mod, const span &s, int
 #else
     int q_offset = position(p.q_offset, s.b), kv_offset = position(p.kv_offset, s.b);
 #endif
+    int rows = span_rows(p, s), of_head = packed_rows(p, s) / p.decode.group;
 #pragma unroll 1
-    for (int r = 0; r < span_rows(p, s); r++) {
-        int from, to;
+    for (int r = 0, n; r < rows; r += n) {
         packed_row x = unpack_row(p, s, s.row0 + r);
-        mask_interval(mod, p, s.b, x.h, x.m + q_offset, from, to);
-        if (from < to) {
-            least = min(least, from);
-            most = max(most, to);
+        n = CFG_MONOTONE ? min(of_head - x.m, rows - r) : 1;
+#pragma unroll 1
+        for (int m = x.m; m < x.m + n; m += max(n - 1, 1)) {
+            int from, to;
+            mask_interval(mod, p, s.b, x.h, m + q_offset, from, to);
+            if (from < to) {
+                least = min(least, from);
+                most = max(most, to);
+            }
         }
+        if (CFG_ALIKE && n == of_head)
+            break;
     }
     lo = (int)max((long long)lo, (long long)least - kv_offset);
     hi = (int)min((long long)hi, (long long)most - kv_offset);
@@ -175,13 +233,18 @@ DEVICE void span_count(const cu_fwd &p, const mod_args &mod, span &s)
 
 /* The line of all blocks: where spans begin. */
 struct line {
-    const int *prefix; /* blocks before each span; unused where all spans are alike */
-    int each, spans;   /* blocks of every span, or 0 */
+    u32 prefix;      /* in shared memory: blocks before each span; unused where all are alike */
+    int each, spans; /* blocks of every span, or 0 */
 };
+
+DEVICE int blocks_before(const line &l, int i)
+{
+    return (int)load_word(l.prefix + 4 * i);
+}
 
 DEVICE int line_at(const line &l, int i)
 {
-    return l.each ? i * l.each : l.prefix[i];
+    return l.each ? i * l.each : blocks_before(l, i);
 }
 
 /* the span that holds block t */
@@ -193,7 +256,7 @@ DEVICE int line_find(const line &l, int t)
 #pragma unroll 1
     while (lo < hi) {
         int middle = (lo + hi + 1) / 2;
-        if (l.prefix[middle] <= t)
+        if (blocks_before(l, middle) <= t)
             lo = middle;
         else
             hi = middle - 1;
@@ -303,14 +366,14 @@ DEVICE int piece_is_live(const cursor &c)
     return at < c.s.first + c.s.n && at + PIECE > c.s.first;
 }
 
-/* The place of a warp's next block. */
+/* The place of a stream's next block. */
 DEVICE int next_place(int t)
 {
-    t += WARPS;
-    return IS_FIXED && t % PIECE < WARPS ? t + (int)(gridDim.x - 1) * PIECE : t;
+    t += STREAMS;
+    return IS_FIXED && t % PIECE < STREAMS ? t + (int)(gridDim.x - 1) * PIECE : t;
 }
 
-/* To the warp's first live block at or after t; whether the span is another one. */
+/* To the stream's first live block at or after t; whether the span is another one. */
 DEVICE int cursor_seek(const cu_fwd &p, const mod_args &mod, const line &l, cursor &c, int end)
 {
 #if CFG_INVARIANT == 2
@@ -324,7 +387,7 @@ DEVICE int cursor_seek(const cu_fwd &p, const mod_args &mod, const line &l, curs
         if (at < c.s.first && piece_is_live(c))
             c.t = next_place(c.t);
         else
-            c.t += (int)gridDim.x * PIECE - at % PIECE + at % WARPS;
+            c.t += (int)gridDim.x * PIECE - at % PIECE + at % STREAMS;
     }
     return is_other;
 #else
@@ -442,5 +505,27 @@ DEVICE void cluster_share(const cu_fwd &p, const line &l, int cta, int &begin, i
         int count = end - begin;
         end = begin + (rank + 1) * count / n;
         begin += rank * count / n;
+    }
+}
+
+DEVICE shares shares_of(const cu_fwd &p, const line &l)
+{
+    shares x = {(int)gridDim.x, p.decode.share, p.decode.larger};
+    return l.each ? x : share_out(gridDim.x, line_at(l, l.spans));
+}
+
+/* The CTA's blocks of the line. */
+DEVICE void place_share(const cu_fwd &p, const mod_args &mod, const line &l, const shares &x,
+                        int cta, int &begin, int &end)
+{
+    begin = share_begin(x, cta);
+    end = share_begin(x, cta + 1);
+    if (owns_span(p))
+        own_share(p, mod, l, cta, begin, end);
+    else if (p.decode.cluster)
+        cluster_share(p, l, cta, begin, end);
+    if (IS_FIXED) {
+        begin = cta * PIECE;
+        end = line_at(l, l.spans);
     }
 }

@@ -8,15 +8,29 @@ enum {
     STAGE = (PANELS_D + PANELS_E) * PANEL
 };
 
+/* What one of the warps that load a stream copies of a block. */
+DEVICE u32 bytes_of_load()
+{
+    return (loads_keys() ? PANELS_D * PANEL : 0) + (loads_values() ? PANELS_E * PANEL : 0);
+}
+
 #if CFG_CHUNKS
 #include "decode_ahead.cuh"
 #include "gather.cuh"
 
 struct stream {
     u32 buffer, full; /* CFG_STAGES stages; barriers */
+#if CFG_SPAN_ROWS > 16
+    u32 empty; /* as many: all warps have read the stage */
+#endif
     u32 loads, uses;
     lookahead ahead;
 };
+
+DEVICE int has_next(const stream &w, int end)
+{
+    return w.ahead.first != NO_BLOCK;
+}
 
 DEVICE cursor &stream_place(stream &w)
 {
@@ -32,7 +46,6 @@ DEVICE int copied_keys(const cu_fwd &p)
 DEVICE void stream_begin(stream &w, const cu_fwd &p, const mod_args &mod, const line &l,
                          int end)
 {
-    w.loads = w.uses = 0;
     ahead_begin(w.ahead, p, mod, l, copied_keys(p), end);
 }
 
@@ -54,18 +67,21 @@ DEVICE void load_boxes(u32 to, u32 full, const cu_fwd &p, lane_key mine, int has
     }
 }
 
-/* The block's keys of K and of V by copies of 16 bytes, 32 keys after the other. */
+/* The warp's part of the block, K or V or both, by copies of 16 bytes, 32 keys after the
+ * other. */
 DEVICE void load_rows(u32 to, const lookahead &x, const cu_fwd &p)
 {
     int g = x.at.s.g;
 #pragma unroll
     for (int i = 0; i < ENTRIES; i++) {
         lane_key mine = find_key(x, i, 1);
-        gather_rows<KEYS, PANELS_D, CFG_D_REAL, 4>(to, 32 * i, key_head(p, 0, g),
-                                                   gather_place(mine.b, mine.row, p.ks));
-        gather_rows<KEYS, PANELS_E, CFG_E_REAL, 4>(to + PANELS_D * PANEL, 32 * i,
-                                                   value_head(p, 0, g),
-                                                   gather_place(mine.b, mine.row, p.vs));
+        if (loads_keys())
+            gather_rows<KEYS, PANELS_D, CFG_D_REAL, 4>(to, 32 * i, key_head(p, 0, g),
+                                                       gather_place(mine.b, mine.row, p.ks));
+        if (loads_values())
+            gather_rows<KEYS, PANELS_E, CFG_E_REAL, 4>(to + PANELS_D * PANEL, 32 * i,
+                                                       value_head(p, 0, g),
+                                                       gather_place(mine.b, mine.row, p.vs));
     }
 }
 
@@ -83,11 +99,13 @@ DEVICE void load_next(stream &w, const cu_fwd &p, const mod_args &mod, const lin
     } else {
         lane_key mine = find_key(w.ahead, 0, p.chunks.box);
         if ((threadIdx.x & 31) == 0)
-            barrier_expect(full, STAGE);
+            barrier_expect(full, bytes_of_load());
         __syncwarp();
-        load_boxes<PANELS_D>(to, full, p, mine, p.ks.b != 0, key_box(p, s.b, s.g).h, mk);
-        load_boxes<PANELS_E>(to + PANELS_D * PANEL, full, p, mine, p.vs.b != 0,
-                             value_box(p, s.b, s.g).h, mv);
+        if (loads_keys())
+            load_boxes<PANELS_D>(to, full, p, mine, p.ks.b != 0, key_box(p, s.b, s.g).h, mk);
+        if (loads_values())
+            load_boxes<PANELS_E>(to + PANELS_D * PANEL, full, p, mine, p.vs.b != 0,
+                                 value_box(p, s.b, s.g).h, mv);
     }
     w.loads++;
     ahead_move(w.ahead, p, mod, l, copied_keys(p), end);
@@ -95,9 +113,17 @@ DEVICE void load_next(stream &w, const cu_fwd &p, const mod_args &mod, const lin
 #else
 struct stream {
     u32 buffer, full; /* CFG_STAGES stages; barriers */
+#if CFG_SPAN_ROWS > 16
+    u32 empty;        /* as many: all warps have read the stage */
+#endif
     u32 loads, uses;
     cursor ahead;
 };
+
+DEVICE int has_next(const stream &w, int end)
+{
+    return w.ahead.t < end;
+}
 
 DEVICE cursor &stream_place(stream &w)
 {
@@ -107,7 +133,6 @@ DEVICE cursor &stream_place(stream &w)
 DEVICE void stream_begin(stream &w, const cu_fwd &p, const mod_args &mod, const line &l,
                          int end)
 {
-    w.loads = w.uses = 0;
 }
 
 DEVICE void load_next(stream &w, const cu_fwd &p, const mod_args &mod, const line &l, int end,
@@ -122,14 +147,14 @@ DEVICE void load_next(stream &w, const cu_fwd &p, const mod_args &mod, const lin
         span_key(w.ahead.s, block_at(p, w.ahead.s, w.ahead.t - w.ahead.from, partial) * KEYS);
     u32 to = w.buffer + slot * STAGE, full = w.full + slot * 8;
     if ((threadIdx.x & 31) == 0) {
-        barrier_expect(full, STAGE);
+        barrier_expect(full, bytes_of_load());
         head_box k = key_box(p, w.ahead.s.b, w.ahead.s.g);
         head_box v = value_box(p, w.ahead.s.b, w.ahead.s.g);
 #pragma unroll
-        for (int i = 0; i < PANELS_D; i++)
+        for (int i = 0; i < PANELS_D && loads_keys(); i++)
             copy_box(to + i * PANEL, mk, i * 64, first, k.h, k.b, full, EVICT_NORMAL);
 #pragma unroll
-        for (int i = 0; i < PANELS_E; i++)
+        for (int i = 0; i < PANELS_E && loads_values(); i++)
             copy_box(to + (PANELS_D + i) * PANEL, mv, i * 64, first, v.h, v.b, full,
                      EVICT_NORMAL);
     }
@@ -176,8 +201,9 @@ DEVICE u32 q_pair(const u16 *at, int lane_column, int column)
 DEVICE void load_packed_q(q_fragments &q, const cu_fwd &p, const span &s)
 {
     int last = packed_rows(p, s) - 1, lane = threadIdx.x & 31, d = 2 * (lane & 3);
-    const u16 *row0 = packed_row_address(p, s, min(s.row0 + lane / 4, last)) + d;
-    const u16 *row1 = packed_row_address(p, s, min(s.row0 + lane / 4 + 8, last)) + d;
+    int row = s.row0 + warp_row() + lane / 4;
+    const u16 *row0 = packed_row_address(p, s, min(row, last)) + d;
+    const u16 *row1 = packed_row_address(p, s, min(row + 8, last)) + d;
 #pragma unroll
     for (int kk = 0; kk < CFG_D / 16; kk++) {
         u32 a[4] = {q_pair(row0, d, kk * 16), q_pair(row1, d, kk * 16),

@@ -7,13 +7,59 @@
 #include "decode_stream.cuh"
 #endif
 
+/* ---- blocks on their way ---- */
+
+/* Where the warp's stream has its stages and barriers. */
+DEVICE void place_stream(stream &w, u32 buffers, u32 barriers)
+{
+    int at = stream_of_warp();
+    w.buffer = buffers + at * CFG_STAGES * STAGE;
+#if !CFG_CODES || CFG_CODE_BOXES
+    w.full = barriers + at * CFG_STAGES * 8;
+#endif
+#if CFG_SPAN_ROWS > 16
+    w.empty = w.full + STREAMS * CFG_STAGES * 8;
+#endif
+}
+
+/* c: where the CTA's share begins. */
+DEVICE void begin_loads(stream &w, const cu_fwd &p, const mod_args &mod, const line &l,
+                        const cursor &c, int end)
+{
+    w.loads = 0;
+    stream_place(w) = c;
+    stream_place(w).t += stream_of_warp();
+    stream_begin(w, p, mod, l, end);
+}
+
+#if CFG_SPAN_ROWS > 16
+/* A warp's part where others compute: K or V of all blocks of a stream. Nothing of theirs is
+ * kept for it, else ptxas spills. */
+DEVICE void load_share(stream &w, u32 buffers, u32 barriers, const cu_fwd &p,
+                       const mod_args &mod, const line &l, int cta, const tensor_map *mk,
+                       const tensor_map *mv)
+{
+    registers_shrink<CFG_REGS_PRODUCER>();
+    place_stream(w, buffers, barriers);
+    int begin, end;
+    place_share(p, mod, l, shares_of(p, l), cta, begin, end);
+    begin_loads(w, p, mod, l, cursor_at(p, mod, l, begin), end);
+#pragma unroll 1
+    while (has_next(w, end)) {
+        barrier_wait(w.empty + w.loads % CFG_STAGES * 8, w.loads / CFG_STAGES & 1 ^ 1);
+        load_next(w, p, mod, l, end, mk, mv);
+    }
+}
+#endif
+
 /* ---- rows ---- */
 
 DEVICE void place_packed(tile_rows &r, const cu_fwd &p, const mod_args &mod, const span &s)
 {
     int last = packed_rows(p, s) - 1, lane = threadIdx.x & 31;
-    packed_row x = unpack_row(p, s, min(s.row0 + lane / 4, last));
-    packed_row y = unpack_row(p, s, min(s.row0 + lane / 4 + 8, last));
+    int row = s.row0 + warp_row() + lane / 4;
+    packed_row x = unpack_row(p, s, min(row, last));
+    packed_row y = unpack_row(p, s, min(row + 8, last));
     tile t = batch_of(p, s.b);
     int q_offset = t.q_offset;
     r.b = s.b;
@@ -118,3 +164,20 @@ DEVICE void use_block(stream &w, fragment &f, const cu_fwd &p, const mod_args &m
     w.uses++;
     __syncwarp();
 }
+
+#if CFG_SPAN_ROWS > 16
+/* use_block, or where the span has none of the warp's rows nothing; then the block's place is
+ * free. */
+DEVICE void pass_block(stream &w, fragment &f, const cu_fwd &p, const mod_args &mod,
+                       const span &s, int at, mask_column *columns, int has_rows)
+{
+    u32 empty = w.empty + w.uses % CFG_STAGES * 8;
+    if (has_rows) {
+        use_block(w, f, p, mod, s, at, columns);
+    } else {
+        await_block(w);
+        w.uses++;
+    }
+    barrier_arrive_if(empty, (threadIdx.x & 31) == 0);
+}
+#endif

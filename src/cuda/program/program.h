@@ -43,6 +43,7 @@ typedef enum cu_operation {
 /* The rows of cu_program_kinds; those of forward in the order in which a run tries them. */
 typedef enum cu_program {
     CU_DECODE_HALF,    /* few queries on codes, two CTAs to a multiprocessor (sm_90a) */
+    CU_DECODE_WIDE,    /* queries of which a group has more rows than a warp takes (sm_90a) */
     CU_DECODE,         /* few queries (sm_90a) */
     CU_DENSE,          /* tensors that mods read come as tiles (sm_90a) */
     CU_FEW,            /* heads with few keys, which stay while their queries pass (sm_90a) */
@@ -130,7 +131,7 @@ struct cu_state {
     _Atomic uint64_t ready; /* bit per device: attributes set */
     int is_present;         /* there is a device for arch */
     cu_ptr row_shift;       /* on row_device: where rows stand, see row_parts.c; 0: none */
-    int row_device, has_rows, is_ragged;
+    int row_device, has_rows, is_ragged, is_in_pieces;
     int is_like_another;  /* forward's tiles are those of another problem: cu_compile_like */
     int part_dim;         /* batch_invariant for all runs: the larger head dim; else 0 */
     int has_fixed_pieces; /* of keys in decode: batch_invariant for short runs */
@@ -138,6 +139,7 @@ struct cu_state {
     /* SACCADE_CUDA_TILES: 's' small ones wherever they can be, 'p' these by two teams where
      * they can be, 'l' none, or 0 */
     char tiles;
+    int stays_decode; /* "decode": runs that decode takes leave it for no tile */
 };
 
 /* Dynamic shared memory of a CTA where the plan's code runs: of its target, and of the device

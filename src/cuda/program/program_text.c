@@ -39,6 +39,15 @@ int cu_is_monotone(const pass_limits *limits)
     return is_known;
 }
 
+/* Whether limits are the same for all heads. */
+static int are_alike(const pass_limits *limits)
+{
+    return limits
+           && !((limits->fn->nodes[limits->node[0]].deps
+                 | limits->fn->nodes[limits->node[1]].deps)
+                & DEP_H);
+}
+
 void cu_put_constants(const cu_constant *rows, size_t n, strbuf *out)
 {
     strbuf_puts(out, "/* generated: constants of this instance */\n#pragma once\n");
@@ -51,6 +60,14 @@ typedef struct registers {
     int producer, consumer;
 } registers;
 
+/* Of decode with warps that load. */
+static registers decode_registers(const plan_problem *p)
+{
+    if (!p->has_chunks)
+        return (registers){40, 232};
+    return p->sizes.D > 128 || p->sizes.Dv > 128 ? (registers){48, 232} : (registers){56, 224};
+}
+
 static registers registers_of(const cu_form *form, int is_small, int gathers)
 {
     if (is_small)
@@ -58,7 +75,7 @@ static registers registers_of(const cu_form *form, int is_small, int gathers)
     if (form->tile.groups == 1)
         return (registers){56, 256};
     if (form->tile.groups == 2)
-        return gathers ? (registers){56, 224} : (registers){40, 232};
+        return gathers ? (registers){48, 232} : (registers){40, 232};
     return (registers){32, 160};
 }
 
@@ -76,7 +93,8 @@ static void put_config(const cu_state *s, const plan_problem *p, const cu_progra
     const int E = cu_padded(p->sizes.Dv), parts = is_f32 ? cu_parts(E) : 1;
     const int is_small = kind->operation == CU_OP_SMALL;
     const int whole = 32 * parts; /* columns of O in panels */
-    const registers regs = registers_of(form, is_small, gathers);
+    const registers regs =
+        form->span_rows ? decode_registers(p) : registers_of(form, is_small, gathers);
     const cu_constant rows[] = {
         {"SM", form->family == CU_SM90 ? 90 : 80},
         {"F16", p->dtype == SACCADE_F16},
@@ -103,11 +121,13 @@ static void put_config(const cu_state *s, const plan_problem *p, const cu_progra
         {"GATHERS", gathers},
         {"RAGGED", p->is_ragged},
         {"MONOTONE", cu_is_monotone(plan_limits(p))},
+        {"ALIKE", are_alike(plan_limits(p))},
         {"TILE_ROWS", cu_tile_rows(form->family, &form->tile)},
         {"SINKS", (int)p->sinks_dtype},
         {"DROP", p->weight != NULL},
         {"ROWS", p->has_rows},
         {"ONE_SPAN", kind->has_one_span},
+        {"SPAN_ROWS", form->span_rows},
         {"CODES", cu_codes(p)},
         {"CODE_BOXES", cu_copies_codes_by_boxes(s, p)},
         {"K_TOKENS", p->k_groups.tokens},

@@ -67,13 +67,21 @@ static saccade_status unsuited(const cu_state *s, const saccade_block_mask *mask
             view->imported_block_q, view->imported_block_kv, run_rows(form), form->tile.keys);
 }
 
+int run_wants_wide(const cu_state *s, const saccade_sizes *sizes)
+{
+    const int takes_narrow = run_takes_decode(s, CU_DECODE, sizes);
+    return run_takes_decode(s, CU_DECODE_WIDE, sizes)
+           && (!takes_narrow || cu_decode_wide_pays(s->device.n_sm, s->is_in_pieces, sizes));
+}
+
 /* Whether the plan has the program and, if it is decode, these sizes suit it. */
 static int takes_sizes(const cu_state *s, cu_program program, const saccade_sizes *sizes)
 {
     const cu_operation operation = cu_program_kinds[program].operation;
     return s->programs[program].form.tile.groups > 0
            && (operation == CU_OP_FORWARD || operation == CU_OP_SMALL
-               || (operation == CU_OP_DECODE && run_is_decode(s, sizes))
+               || (operation == CU_OP_DECODE && run_takes_decode(s, program, sizes)
+                   && (program != CU_DECODE_WIDE || run_wants_wide(s, sizes)))
                || (operation == CU_OP_PARTS && run_is_in_parts(s, sizes)));
 }
 
@@ -149,6 +157,15 @@ static saccade_status make_pieces(const saccade_plan *plan, const saccade_block_
                           plan, err);
 }
 
+/* Whether decode, by whichever spans it has for these sizes, is faster than tiles of a kind. */
+static int decode_pays(const cu_state *s, const cu_tile *tile, int is_small,
+                       const saccade_sizes *sizes)
+{
+    const int is_wide = takes_sizes(s, CU_DECODE_WIDE, sizes);
+    return cu_decode_pays(s->device.n_sm, is_wide ? CU_WIDE_ROWS : CU_SPAN_ROWS, tile, is_small,
+                          sizes);
+}
+
 /* Whether tiles of either kind are faster than decode for these sizes. Those of ragged runs are
  * bounds, and codes are made numbers in decode. */
 static int may_leave_decode(const saccade_plan *plan, const saccade_sizes *sizes)
@@ -157,9 +174,9 @@ static int may_leave_decode(const saccade_plan *plan, const saccade_sizes *sizes
     const cu_tile *small = &s->programs[CU_SMALL].form.tile;
     const cu_tile *large = &s->programs[CU_MAIN].form.tile;
     return !s->has_fixed_pieces && !s->is_ragged && !cu_codes(&plan->problem) && large->groups
-           && run_is_decode(s, sizes)
-           && (!cu_decode_pays(s->device.n_sm, large, 0, sizes)
-               || (small->groups && !cu_decode_pays(s->device.n_sm, small, 1, sizes)));
+           && !s->stays_decode && run_is_decode(s, sizes)
+           && (!decode_pays(s, large, 0, sizes)
+               || (small->groups && !decode_pays(s, small, 1, sizes)));
 }
 
 static saccade_status make_runs(const saccade_plan *plan, const saccade_block_mask *mask,
@@ -278,7 +295,7 @@ static int suits_few(const saccade_plan *plan, const plan_run *run)
 static int suits_half(const cu_state *s, const plan_run *run)
 {
     return !run->block_mask
-           && cu_decode_half_pays(s->device.n_sm, cu_decode_spans(&run->sizes));
+           && cu_decode_half_pays(s->device.n_sm, cu_decode_spans(&run->sizes, CU_SPAN_ROWS));
 }
 
 static int takes_run(const saccade_plan *plan, cu_program program, const plan_run *run)
@@ -327,7 +344,7 @@ static int leaves_decode(const saccade_plan *plan, const plan_run *run)
     const int is_small = takes_sizes(s, CU_SMALL, &run->sizes) && suits_small(plan, run);
     const cu_tile *tile = &s->programs[is_small ? CU_SMALL : CU_MAIN].form.tile;
     return !run->row_max && may_leave_decode(plan, &run->sizes)
-           && !cu_decode_pays(s->device.n_sm, tile, is_small, &run->sizes);
+           && !decode_pays(s, tile, is_small, &run->sizes);
 }
 
 saccade_status run_choose_program(const saccade_plan *plan, const plan_run *run,

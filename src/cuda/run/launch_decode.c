@@ -2,47 +2,51 @@
  * shares and a second kernel that joins them (kern/decode.cu). */
 #include "cuda/run/run.h"
 
-static const cu_tile *tile_of(const cu_state *s)
-{
-    return &s->programs[CU_DECODE].form.tile;
-}
-
 static int decode_shared(const cu_state *s, cu_program which, const plan_problem *p,
                          int64_t spans)
 {
-    const int is_counted = which == CU_DECODE && !s->has_fixed_pieces;
-    return cu_decode_shared(&s->programs[which].form.tile, cu_padded(p->sizes.D),
+    const cu_form *form = &s->programs[which].form;
+    const int is_counted = which != CU_DECODE_HALF && !s->has_fixed_pieces;
+    return cu_decode_shared(&form->tile, form->span_rows, cu_padded(p->sizes.D),
                             cu_padded(p->sizes.Dv), cu_key_bits(p), s->facts.column_words,
                             is_counted ? spans : 0);
 }
 
 /* Blocks of every span where all have the same, known here; else 0. */
-static int span_blocks(const cu_state *s, const cu_fwd *p)
+static int span_blocks(const cu_state *s, const cu_tile *tile, const cu_fwd *p)
 {
     const int len = p->kv_len.value < p->N ? p->kv_len.value : p->N;
     if (p->kv_len.by_batch || s->facts.mask == CU_MASK_INTERVAL || p->runs || s->is_ragged)
         return 0;
-    return len > 0 ? (len + tile_of(s)->keys - 1) / tile_of(s)->keys : 1;
+    return len > 0 ? (len + tile->keys - 1) / tile->keys : 1;
 }
 
-/* CTAs that share the keys: each with a block for every warp, if there are so many. */
-static int decode_ctas(const cu_state *s, const cu_fwd *p, int spans)
+/* Warps, or groups of them, that take blocks of their own. */
+static int streams_of(const cu_form *form)
+{
+    return form->tile.groups * CU_SPAN_ROWS / form->span_rows;
+}
+
+/* CTAs that share the keys: each with a block for every stream, if there are so many. */
+static int decode_ctas(const cu_state *s, const cu_form *form, const cu_fwd *p, int spans)
 {
     const int most = cu_reading_ctas(s->device.n_sm);
-    const int64_t blocks = spans * (int64_t)((p->N + tile_of(s)->keys - 1) / tile_of(s)->keys);
-    const int64_t ctas = (blocks + tile_of(s)->groups - 1) / tile_of(s)->groups;
+    const int64_t blocks = spans * (int64_t)((p->N + form->tile.keys - 1) / form->tile.keys);
+    const int streams = streams_of(form);
+    const int64_t ctas = (blocks + streams - 1) / streams;
     return ctas < 1 ? 1 : ctas < most ? (int)ctas : most;
 }
 
 /* One launch, without cuts between CTAs of different clusters, where spans are alike: CTAs of a
  * cluster, 0 where two launches with equal shares are better; *grid: all CTAs. */
-static int decode_cluster(const cu_state *s, const cu_fwd *p, int spans, unsigned *grid)
+static int decode_cluster(const cu_state *s, const cu_form *form, const cu_fwd *p, int spans,
+                          unsigned *grid)
 {
-    const int blocks = (p->N + tile_of(s)->keys - 1) / tile_of(s)->keys;
+    const int blocks = (p->N + form->tile.keys - 1) / form->tile.keys;
     const int is_alike = !p->kv_len.by_batch && !p->q_offset.by_batch && !p->kv_offset.by_batch
                          && !p->runs && !s->is_ragged;
     const int is_light = s->facts.score != CU_SCORE_GENERAL && s->facts.mask != CU_MASK_GENERAL;
-    return is_alike ? cu_decode_cluster(s->device.n_sm, spans, blocks, tile_of(s)->groups,
+    return is_alike ? cu_decode_cluster(s->device.n_sm, spans, blocks, streams_of(form),
                                         is_light, grid)
                     : 0;
 }
@@ -53,30 +57,31 @@ static unsigned reciprocal(int d)
 }
 
 /* Fixed pieces are dealt out one by one; blocks that are not live are passed over. */
-static void fill_pieces(const cu_state *s, cu_fwd *p)
+static void fill_pieces(const cu_state *s, const cu_tile *tile, cu_fwd *p)
 {
     const int64_t pieces = cu_decode_pieces(p->N), all = pieces * p->decode.spans;
     const int most = cu_reading_ctas(s->device.n_sm);
     p->runs = NULL;
-    p->decode.span_blocks = (int)(pieces * (PIECE_KEYS / tile_of(s)->keys));
+    p->decode.span_blocks = (int)(pieces * (PIECE_KEYS / tile->keys));
     p->n_split = all < most ? (int)all : most;
 }
 
-static void fill_decode(const cu_state *s, cu_fwd *p, const saccade_sizes *sizes, int spans)
+static void fill_decode(const cu_state *s, const cu_form *form, cu_fwd *p,
+                        const saccade_sizes *sizes, int spans)
 {
     cu_decode *f = &p->decode;
     f->group = cu_group(sizes);
     f->flags = f->most = (int)sizes->Q;
     f->rows = f->group * f->most;
-    f->tiles = (f->rows + RUN_DECODE_ROWS - 1) / RUN_DECODE_ROWS;
+    f->tiles = (f->rows + form->span_rows - 1) / form->span_rows;
     f->spans = spans;
     f->owns = 0;
-    f->span_blocks = span_blocks(s, p);
-    p->n_split = decode_ctas(s, p, spans);
+    f->span_blocks = span_blocks(s, &form->tile, p);
+    p->n_split = decode_ctas(s, form, p, spans);
     f->share = spans * f->span_blocks / p->n_split;
     f->larger = spans * f->span_blocks % p->n_split;
     if (s->has_fixed_pieces)
-        fill_pieces(s, p);
+        fill_pieces(s, &form->tile, p);
     f->by_tiles = reciprocal(f->tiles);
     f->by_G = reciprocal(p->G);
     f->by_M = reciprocal(p->M);
@@ -91,18 +96,18 @@ static int has_own_spans(const cu_state *s, cu_program which, const cu_fwd *p, i
 }
 
 /* A span to each CTA, whatever blocks it has: CTAs in all. */
-static unsigned give_spans(const cu_state *s, cu_fwd *p)
+static unsigned give_spans(const cu_tile *tile, cu_fwd *p)
 {
-    const int blocks = (p->N + tile_of(s)->keys - 1) / tile_of(s)->keys;
+    const int blocks = (p->N + tile->keys - 1) / tile->keys;
     p->decode.cluster = p->decode.owns = 1;
     p->decode.span_blocks = blocks ? blocks : 1;
     return (unsigned)p->decode.spans;
 }
 
-static saccade_status encode_maps(const cu_state *s, const plan_run *run, run_args *a,
+static saccade_status encode_maps(const cu_tile *tile, const plan_run *run, run_args *a,
                                   saccade_error *err)
 {
-    const int box = run_place_box(run, 1, tile_of(s), &a->p.chunks);
+    const int box = run_place_box(run, 1, tile, &a->p.chunks);
     TRY(run_encode_map(a->driver, run->k, box, PROMOTE_NONE, &a->maps[1], err));
     return run_encode_map(a->driver, run->v, box, PROMOTE_NONE, &a->maps[2], err);
 }
@@ -116,7 +121,7 @@ static int may_start_early(const cu_state *s, const plan_problem *p,
     return keys * (p->sizes.D + p->sizes.Dv) * 2 <= s->device.l2_bytes / 2;
 }
 
-/* which: CU_DECODE or CU_DECODE_HALF, whose blocks have as many keys. sizes: the run's, Q no
+/* which: of the programs of decode. sizes: the run's, Q no
  * more than decode takes; base: of its part of the workspace. */
 static saccade_status launch_spans(const saccade_plan *plan, cu_program which,
                                    const plan_run *run, const saccade_sizes *sizes, char *base,
@@ -124,24 +129,27 @@ static saccade_status launch_spans(const saccade_plan *plan, cu_program which,
 {
     cu_state *s = plan->state;
     const cu_loaded *program = &s->programs[which];
-    const int threads = program->form.tile.groups * 32;
-    const int spans = (int)cu_decode_spans(sizes);
+    const cu_form *form = &program->form;
+    const int loaders = form->span_rows > CU_SPAN_ROWS ? 4 : 0; /* warps */
+    const int threads = (form->tile.groups + loaders) * 32;
+    const int spans = (int)cu_decode_spans(sizes, form->span_rows);
     const int shared = decode_shared(s, which, &plan->problem, spans);
-    const run_decode_sizes d = run_decode_space(s, sizes, cu_padded(plan->problem.sizes.Dv));
+    const run_decode_sizes d =
+        run_decode_space(s, form->span_rows, sizes, cu_padded(plan->problem.sizes.Dv));
     void *parameters[] = {&a->p, a->captures, &a->maps[1], &a->maps[2]};
     unsigned grid[2] = {1, 1};
     a->p.flags = (int *)(base + RUN_COUNTER_BYTES);
     a->p.done = (int *)(base + d.counts);
     a->p.part_o = (float *)(base + d.part_o);
     a->p.part_ml = (float *)(base + d.part_ml);
-    fill_decode(s, &a->p, sizes, spans);
+    fill_decode(s, form, &a->p, sizes, spans);
     a->starts_early &= may_start_early(s, &plan->problem, sizes);
     if (has_own_spans(s, which, &a->p, spans))
-        grid[0] = give_spans(s, &a->p);
+        grid[0] = give_spans(&form->tile, &a->p);
     else if (!s->has_fixed_pieces)
-        a->p.decode.cluster = decode_cluster(s, &a->p, spans, grid);
+        a->p.decode.cluster = decode_cluster(s, form, &a->p, spans, grid);
     if (!cu_codes(&plan->problem) || cu_copies_codes_by_boxes(s, &plan->problem))
-        TRY(encode_maps(s, run, a, err));
+        TRY(encode_maps(&form->tile, run, a, err));
     if (a->p.decode.cluster)
         return run_start_first(a, program->kernel, grid[0], threads, shared,
                                a->p.decode.cluster, parameters, err);
@@ -151,7 +159,7 @@ static saccade_status launch_spans(const saccade_plan *plan, cu_program which,
     grid[0] = s->has_fixed_pieces ? (unsigned)spans
               : a->p.n_split > 1  ? (unsigned)a->p.n_split - 1
                                   : 1;
-    grid[1] = (unsigned)(rows < RUN_DECODE_ROWS ? rows : RUN_DECODE_ROWS);
+    grid[1] = (unsigned)(rows < CU_SPAN_ROWS ? rows : CU_SPAN_ROWS);
     return run_start_with(a, program->other, grid, 128, 0, WITH_OVERLAP, 1, parameters, err);
 }
 
@@ -171,7 +179,7 @@ saccade_status run_launch_short(const saccade_plan *plan, const plan_run *run, r
         return SACCADE_OK;
     run_args own = *a;
     a->p.ragged.least = (int)few.Q + 1;
-    return launch_spans(plan, CU_DECODE, run, &few,
+    return launch_spans(plan, run_wants_wide(s, &few) ? CU_DECODE_WIDE : CU_DECODE, run, &few,
                         (char *)run->workspace + run_tiles_space(form, &run->sizes, 1), &own,
                         err);
 }

@@ -7,7 +7,6 @@
 
 enum {
     RUN_COUNTER_BYTES = 256, /* head of the workspace: the tile counter */
-    RUN_DECODE_ROWS = 16,    /* rows of a decode tile */
     RUN_MAX_CAPTURES = 2 * MOD_MAX_CAPTURES
 };
 
@@ -42,6 +41,8 @@ int run_rows(const cu_form *f);
 int64_t run_tiles(const cu_form *f, const saccade_sizes *sizes);
 /* groups of 16 rows, each with its flag */
 int64_t run_groups(const cu_form *f, const saccade_sizes *sizes);
+/* Whether a program of decode takes runs of these sizes; whether any does. */
+int run_takes_decode(const cu_state *s, cu_program program, const saccade_sizes *sizes);
 int run_is_decode(const cu_state *s, const saccade_sizes *sizes);
 /* These sizes with as many rows as decode takes; Q 0 where it takes none. */
 saccade_sizes run_short_sizes(const cu_state *s, const saccade_sizes *sizes);
@@ -50,7 +51,9 @@ size_t run_tiles_space(const cu_form *f, const saccade_sizes *sizes, int is_ragg
 /* Parts of a run's keys; whether its rows are few. */
 int64_t run_parts(const cu_state *s, const saccade_sizes *sizes);
 int run_is_in_parts(const cu_state *s, const saccade_sizes *sizes);
-run_decode_sizes run_decode_space(const cu_state *s, const saccade_sizes *sizes, int E);
+/* For spans of so many packed rows. */
+run_decode_sizes run_decode_space(const cu_state *s, int span_rows, const saccade_sizes *sizes,
+                                  int E);
 
 /* What the programs of a run take; keys in one piece lie behind it. */
 size_t run_programs_space(const saccade_plan *plan, const saccade_sizes *sizes);
@@ -83,6 +86,8 @@ saccade_status run_map_dense(const saccade_plan *plan, const plan_run *run, cu_p
 
 /* ---- choose_kernel.c ---- */
 
+/* Whether decode by wide spans is to take runs of these sizes. */
+int run_wants_wide(const cu_state *s, const saccade_sizes *sizes);
 /* Copies on a device of a block mask's runs, for every forward program that sizes like these
  * may take. */
 saccade_status run_make_runs(const saccade_plan *plan, const saccade_block_mask *mask,

@@ -46,30 +46,38 @@ int64_t run_groups(const cu_form *f, const saccade_sizes *sizes)
     return run_tiles(f, sizes) * (run_rows(f) / 16);
 }
 
-run_decode_sizes run_decode_space(const cu_state *s, const saccade_sizes *sizes, int E)
+run_decode_sizes run_decode_space(const cu_state *s, int span_rows, const saccade_sizes *sizes,
+                                  int E)
 {
-    const int64_t spans = cu_decode_spans(sizes), most = cu_decode_spans_most();
-    const size_t slots = s->has_fixed_pieces
-                             ? (size_t)(spans * cu_decode_pieces(sizes->KV))
-                             : (size_t)((spans < most ? spans : most) + s->device.n_sm);
+    const int64_t spans = cu_decode_spans(sizes, span_rows);
+    const size_t slots = s->has_fixed_pieces ? (size_t)(spans * cu_decode_pieces(sizes->KV))
+                                             : 2 * (size_t)s->device.n_sm; /* of each CTA */
     run_decode_sizes d;
     d.counts =
         RUN_COUNTER_BYTES + cu_aligned((size_t)(sizes->B * sizes->H * sizes->Q) * sizeof(int));
     d.part_o = d.counts + cu_aligned((size_t)s->device.n_sm * 4 * sizeof(int));
-    d.part_ml = d.part_o + slots * RUN_DECODE_ROWS * (size_t)E * sizeof(float);
-    d.bytes = d.part_ml + slots * RUN_DECODE_ROWS * 4 * sizeof(float);
+    d.part_ml = d.part_o + slots * (size_t)(span_rows * E) * sizeof(float);
+    d.bytes = d.part_ml + slots * (size_t)(span_rows * 4) * sizeof(float);
     return d;
+}
+
+int run_takes_decode(const cu_state *s, cu_program program, const saccade_sizes *sizes)
+{
+    const cu_form *form = &s->programs[program].form;
+    const cu_tile *tile = &form->tile;
+    if (tile->groups && s->has_fixed_pieces)
+        return sizes->Q <= CU_SHORT_ROWS && cu_finds_spans(sizes)
+               && cu_decode_spans(sizes, CU_SPAN_ROWS) * cu_decode_pieces(sizes->KV)
+                          * PIECE_KEYS
+                      < (int64_t)INT32_MAX * tile->keys - PIECE_KEYS * s->device.n_sm;
+    return tile->groups && cu_decode_applies(sizes, form->span_rows)
+           && cu_decode_spans(sizes, form->span_rows) * (sizes->KV / tile->keys + 1)
+                  <= INT32_MAX;
 }
 
 int run_is_decode(const cu_state *s, const saccade_sizes *sizes)
 {
-    const cu_tile *tile = &s->programs[CU_DECODE].form.tile;
-    if (tile->groups && s->has_fixed_pieces)
-        return sizes->Q <= CU_SHORT_ROWS && cu_finds_spans(sizes)
-               && cu_decode_spans(sizes) * cu_decode_pieces(sizes->KV) * PIECE_KEYS
-                      < (int64_t)INT32_MAX * tile->keys - PIECE_KEYS * s->device.n_sm;
-    return tile->groups && cu_decode_applies(sizes)
-           && cu_decode_spans(sizes) * (sizes->KV / tile->keys + 1) <= INT32_MAX;
+    return run_takes_decode(s, CU_DECODE, sizes) || run_takes_decode(s, CU_DECODE_WIDE, sizes);
 }
 
 /* flags, the list of tiles to do again and, of ragged runs, their order */
@@ -143,12 +151,13 @@ static size_t larger(size_t a, size_t b)
 
 /* Rows that some run of at most these sizes has in decode: a smaller batch may where this one
  * has too many. */
-static saccade_sizes decode_sizes_most(const cu_state *s, const saccade_sizes *sizes)
+static saccade_sizes decode_sizes_most(const cu_state *s, cu_program program,
+                                       const saccade_sizes *sizes)
 {
-    const int has_decode = s->programs[CU_DECODE].form.tile.groups > 0;
-    const int64_t most = !has_decode           ? 0
+    const cu_form *form = &s->programs[program].form;
+    const int64_t most = !form->tile.groups    ? 0
                          : s->has_fixed_pieces ? CU_SHORT_ROWS
-                                               : cu_decode_rows_most(sizes);
+                                               : cu_decode_rows_most(sizes, form->span_rows);
     saccade_sizes few = *sizes;
     few.Q = few.Q < most ? few.Q : most;
     return few;
@@ -167,8 +176,15 @@ size_t run_programs_space(const saccade_plan *plan, const saccade_sizes *sizes)
             tiles = larger(tiles, run_tiles_space(&s->programs[i].form, sizes, is_ragged)
                                       + put_space(s, &s->programs[i].form, sizes, E));
     tiles = larger(tiles, parts_space(s, sizes, E));
-    const saccade_sizes few = decode_sizes_most(s, sizes);
-    const size_t decode = few.Q ? run_decode_space(s, &few, E).bytes : 0;
+    size_t decode = 0;
+    for (int i = 0; i < CU_PROGRAMS; i++) {
+        if (cu_program_kinds[i].operation != CU_OP_DECODE)
+            continue;
+        const saccade_sizes few = decode_sizes_most(s, (cu_program)i, sizes);
+        if (few.Q)
+            decode = larger(decode,
+                            run_decode_space(s, s->programs[i].form.span_rows, &few, E).bytes);
+    }
     return cu_aligned(is_ragged ? tiles + decode : larger(tiles, decode));
 }
 

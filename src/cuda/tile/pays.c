@@ -68,16 +68,28 @@ int cu_pair_pays(int n_sm, int64_t tiles, int64_t keys)
  * docs/lab/137. */
 static const double span = 1300, span_row = 100;
 static const double span_rate = 4600, shared_rate = 8000, memory_rate = 4200;
+/* What a wide span costs beside its keys, and more where CTAs share it; bytes of keys in a
+ * nanosecond, and of heads wider than 128. docs/lab/140. */
+static const double wide_span = 6500, wide_parts = 7000;
+static const double wide_rate = 4500, wide_head_rate = 3500;
 
 static double key_bytes(const saccade_sizes *s)
 {
     return (double)(s->KV * 2 * (s->D + s->Dv));
 }
 
+static double wide_time(int n_sm, const saccade_sizes *s)
+{
+    const int64_t spans = cu_decode_spans(s, CU_WIDE_ROWS);
+    const int is_whole = spans > n_sm, has_wide_heads = larger(s->D, s->Dv) > 128;
+    const double ends = is_whole ? wide_span * (double)spans / n_sm : wide_span + wide_parts;
+    return ends + (double)spans * key_bytes(s) / (has_wide_heads ? wide_head_rate : wide_rate);
+}
+
 static double decode_time(int n_sm, const saccade_sizes *s)
 {
-    enum { ROWS = 16 };
-    const int64_t rows = cu_group(s) * s->Q, spans = cu_decode_spans(s);
+    enum { ROWS = CU_SPAN_ROWS };
+    const int64_t rows = cu_group(s) * s->Q, spans = cu_decode_spans(s, ROWS);
     const int is_shared =
         (rows > ROWS && spans <= n_sm) || (rows > 3 * ROWS && spans <= 3 * (int64_t)n_sm);
     const double waves = spans > n_sm ? (double)spans / n_sm : 1;
@@ -100,9 +112,19 @@ static double tiles_time(int n_sm, const cu_tile *tile, int is_small, const sacc
     return computed > memory ? computed : memory;
 }
 
-int cu_decode_pays(int n_sm, const cu_tile *tile, int is_small, const saccade_sizes *s)
+int cu_decode_pays(int n_sm, int span_rows, const cu_tile *tile, int is_small,
+                   const saccade_sizes *s)
 {
-    return decode_time(n_sm, s) <= tiles_time(n_sm, tile, is_small, s);
+    const double spans = span_rows == CU_WIDE_ROWS ? wide_time(n_sm, s) : decode_time(n_sm, s);
+    return spans <= tiles_time(n_sm, tile, is_small, s);
+}
+
+/* Two narrow spans that are at work at a time read keys in one piece about once: lab 140. */
+int cu_decode_wide_pays(int n_sm, int is_in_pieces, const saccade_sizes *s)
+{
+    const int64_t rows = cu_group(s) * s->Q;
+    const int64_t narrow = cu_decode_spans(s, CU_SPAN_ROWS);
+    return rows > 2 * CU_SPAN_ROWS || (rows > CU_SPAN_ROWS && (is_in_pieces || narrow > n_sm));
 }
 
 /* Where rounds of two to a multiprocessor are nearly full. */

@@ -94,7 +94,7 @@ int cu_shared_most(int sm)
     return sm >= 90 && sm < 120 ? 232448 : sm == 80 || sm == 87 ? 166912 : 101376;
 }
 
-enum { DECODE_ROWS = 16, DECODE_MOST = 64, SHARED_MOST = 232448, SPANS_MOST = 4096 };
+enum { SHARED_MOST = 232448, SPANS_MOST = 4096 };
 
 /* Codes come in blocks of 32 keys to eight warps, which have more to do for each byte; later
  * rungs have four. */
@@ -105,9 +105,11 @@ static int choice_of_codes(int D, int E, int bits, int column_words, int rung, c
         return 0;
     *out = (cu_tile){.groups = 8 >> (first + rung), .keys = 32, .stages = 4};
     while (out->stages > 2
-           && cu_decode_shared(out, D, E, bits, column_words, SPANS_MOST) > SHARED_MOST)
+           && cu_decode_shared(out, CU_SPAN_ROWS, D, E, bits, column_words, SPANS_MOST)
+                  > SHARED_MOST)
         out->stages--;
-    return cu_decode_shared(out, D, E, bits, column_words, SPANS_MOST) <= SHARED_MOST;
+    return cu_decode_shared(out, CU_SPAN_ROWS, D, E, bits, column_words, SPANS_MOST)
+           <= SHARED_MOST;
 }
 
 /* Four warps, each streaming 16 KB of K and V at a time through 2 or 3 stages; later rungs take
@@ -120,12 +122,28 @@ int cu_decode_choice(int D, int E, int bits, int column_words, int rung, cu_tile
     for (int i = 0; keys >> i >= 16; i++) {
         *out = (cu_tile){.groups = 4, .keys = keys >> i, .stages = 3};
         while (out->stages
-               && cu_decode_shared(out, D, E, bits, column_words, SPANS_MOST) > SHARED_MOST)
+               && cu_decode_shared(out, CU_SPAN_ROWS, D, E, bits, column_words, SPANS_MOST)
+                      > SHARED_MOST)
             out->stages--;
         if (out->stages && rung-- == 0)
             return 1;
     }
     return 0;
+}
+
+/* Two streams of four warps, as many stages as there is room for. */
+int cu_decode_wide_choice(int D, int E, int column_words, int rung, cu_tile *out)
+{
+    enum { STAGES_MOST = 6 };
+    const int rows = CU_WIDE_ROWS;
+    if (!cu_decode_choice(D, E, 16, column_words, rung, out))
+        return 0;
+    out->groups = 2 * rows / CU_SPAN_ROWS;
+    out->stages = STAGES_MOST;
+    while (out->stages
+           && cu_decode_shared(out, rows, D, E, 16, column_words, SPANS_MOST) > SHARED_MOST)
+        out->stages--;
+    return out->stages >= 2;
 }
 
 /* Two CTAs to a multiprocessor, each with half of 228 KB: a span begins and ends while another
@@ -135,7 +153,7 @@ int cu_decode_half_choice(int D, int E, int bits, int column_words, int rung, cu
     enum { HALF_MOST = (228 << 10) / 2 - 1024 };
     *out = (cu_tile){.groups = 4, .keys = 32, .stages = 2};
     return bits < 16 && rung == 0
-           && cu_decode_shared(out, D, E, bits, column_words, 0) <= HALF_MOST;
+           && cu_decode_shared(out, CU_SPAN_ROWS, D, E, bits, column_words, 0) <= HALF_MOST;
 }
 
 int cu_group(const saccade_sizes *s)
@@ -144,35 +162,39 @@ int cu_group(const saccade_sizes *s)
 }
 
 /* Tiles of packed rows of a KV head. */
-static int64_t decode_tiles(const saccade_sizes *s)
+static int64_t decode_tiles(const saccade_sizes *s, int span_rows)
 {
-    return (cu_group(s) * s->Q + DECODE_ROWS - 1) / DECODE_ROWS;
+    return (cu_group(s) * s->Q + span_rows - 1) / span_rows;
 }
 
-int64_t cu_decode_spans(const saccade_sizes *s)
+int64_t cu_decode_spans(const saccade_sizes *s, int span_rows)
 {
-    return s->B * s->Hkv * decode_tiles(s);
+    return s->B * s->Hkv * decode_tiles(s, span_rows);
 }
 
 int cu_finds_spans(const saccade_sizes *s)
 {
-    return cu_decode_spans(s) * decode_tiles(s) <= UINT32_MAX
+    return cu_decode_spans(s, CU_SPAN_ROWS) * decode_tiles(s, CU_SPAN_ROWS) <= UINT32_MAX
            && s->B * s->Hkv * s->Hkv <= UINT32_MAX;
 }
 
-int64_t cu_decode_spans_most(void)
+/* Of a group so large one query; more fill a prefill tile, but in wide spans only where a head
+ * has many. */
+int64_t cu_decode_rows_most(const saccade_sizes *s, int span_rows)
 {
-    return SPANS_MOST; /* counts of blocks lie in shared memory */
+    enum { PACKED_MOST = 64, GROUP_MOST = 256, WIDE_MOST = 32 };
+    const int group = cu_group(s);
+    const int packed = PACKED_MOST / group, most = GROUP_MOST / group;
+    const int wide = most < WIDE_MOST ? most : WIDE_MOST;
+    if (span_rows == CU_SPAN_ROWS)
+        return packed ? packed : most > 0;
+    return packed > wide ? packed : wide;
 }
 
-int64_t cu_decode_rows_most(const saccade_sizes *s)
+int cu_decode_applies(const saccade_sizes *s, int span_rows)
 {
-    return DECODE_MOST / cu_group(s); /* more fill a prefill tile */
-}
-
-int cu_decode_applies(const saccade_sizes *s)
-{
-    return s->Q <= cu_decode_rows_most(s) && cu_decode_spans(s) <= SPANS_MOST;
+    return s->Q <= cu_decode_rows_most(s, span_rows)
+           && cu_decode_spans(s, span_rows) <= SPANS_MOST; /* counts lie in shared memory */
 }
 
 int cu_reading_ctas(int n_sm)
@@ -217,15 +239,16 @@ static int decode_stage(const cu_tile *tile, int D, int E, int bits)
     return tile->keys * 128 * (round_up(D, 64) / 64 + round_up(E, 64) / 64);
 }
 
-int cu_decode_shared(const cu_tile *tile, int D, int E, int bits, int column_words,
-                     int64_t spans)
+int cu_decode_shared(const cu_tile *tile, int span_rows, int D, int E, int bits,
+                     int column_words, int64_t spans)
 {
-    const int stage = decode_stage(tile, D, E, bits);
-    const int reduce = tile->groups * DECODE_ROWS * ((E + 8) / 2 + 4) * 4 + DECODE_ROWS * 16;
+    const int streams = tile->groups * CU_SPAN_ROWS / span_rows;
+    const int barriers = span_rows > CU_SPAN_ROWS ? 2 : 1;
+    const int stages = streams * tile->stages * (decode_stage(tile, D, E, bits) + 8 * barriers);
+    const int reduce = streams * span_rows * ((E + 8) / 2 + 4) * 4 + span_rows * 16;
     const int columns = column_words ? tile->groups * tile->keys * column_words * 4 : 0;
     const int q = cu_is_q_shared(D, E) ? tile->groups * 32 * D : 0;
-    return tile->groups * tile->stages * (stage + 8) + reduce + q + columns + 16
-           + (int)(spans + 1) * 4;
+    return stages + reduce + q + columns + 16 + (int)(spans + 1) * 4;
 }
 
 /* Small tiles: 64 rows of one team, and so many teams that others work while one waits. What

@@ -50,6 +50,7 @@ typedef struct cu_form {
     int dense_bytes; /* of the tensors that come as tiles, for a score; 0: none do */
     int teams;       /* small tiles: of a CTA, each with a tile of its own */
     int buffers; /* small tiles of few keys: heads whose keys lie in shared memory, 1 or 2 */
+    int span_rows; /* decode: packed rows of a span */
 } cu_form;
 
 /* The rung'th choice for these head dims, best first; 0 past the end of the ladder. */
@@ -57,6 +58,11 @@ int cu_tile_choice(cu_family family, int D, int E, saccade_dtype dtype, int rung
 /* The rung'th choice for the decode program: groups are its warps, each with stages of its own.
  * bits: of an element of K and V. */
 int cu_decode_choice(int D, int E, int bits, int column_words, int rung, cu_tile *out);
+/* Packed rows of a span of decode; where one warp makes 16 of them and others the rest. */
+enum { CU_SPAN_ROWS = 16, CU_WIDE_ROWS = 64 };
+/* cu_decode_choice for spans of CU_WIDE_ROWS, for keys of 16 bits: four warps take the same
+ * blocks. */
+int cu_decode_wide_choice(int D, int E, int column_words, int rung, cu_tile *out);
 /* cu_decode_choice for codes with half as many warps: a multiprocessor holds two CTAs, each
  * with one span. */
 int cu_decode_half_choice(int D, int E, int bits, int column_words, int rung, cu_tile *out);
@@ -66,27 +72,25 @@ int cu_group(const saccade_sizes *sizes);
 enum { CU_SHORT_ROWS = 128 };
 /* Where a row's bits are its own, up to so many packed rows of a KV head count as few. */
 enum { CU_PART_ROWS = 64 };
-/* Whether the decode program takes runs of these sizes. */
-int cu_decode_applies(const saccade_sizes *sizes);
+/* Whether decode by spans of so many rows takes runs of these sizes. */
+int cu_decode_applies(const saccade_sizes *sizes, int span_rows);
 /* CTAs, one to a multiprocessor, that read memory fastest: 128 of 132, not all of them
  * (docs/lab/018). */
 int cu_reading_ctas(int n_sm);
 /* Fixed pieces of KV keys, at least 1. */
 int64_t cu_decode_pieces(int64_t KV);
-/* Spans of a run (see decode.cu). */
-int64_t cu_decode_spans(const saccade_sizes *sizes);
+/* Spans of a run (see decode.cu), of so many packed rows each. */
+int64_t cu_decode_spans(const saccade_sizes *sizes, int span_rows);
 /* Whether kernels find the place of each span by multiplications of 32 bits (quotient). */
 int cu_finds_spans(const saccade_sizes *sizes);
-/* The most spans that the decode program takes. */
-int64_t cu_decode_spans_most(void);
-/* The most rows of a head that the decode program takes. */
-int64_t cu_decode_rows_most(const saccade_sizes *sizes);
+/* The most rows of a head that it takes. */
+int64_t cu_decode_rows_most(const saccade_sizes *sizes, int span_rows);
 /* Decode in one launch: CTAs of a cluster that has a span, or several, to itself, and CTAs in
  * all; 0: two launches with equal shares are better. blocks: of a span; is_light: little
  * arithmetic beside the products. */
 int cu_decode_cluster(int n_sm, int spans, int blocks, int warps, int is_light, unsigned *grid);
-int cu_decode_shared(const cu_tile *tile, int D, int E, int bits, int column_words,
-                     int64_t spans);
+int cu_decode_shared(const cu_tile *tile, int span_rows, int D, int E, int bits,
+                     int column_words, int64_t spans);
 /* The kernel of small tiles: groups 1, and stages pieces of K or V in flight. is_general: the
  * mask's text is no interval of a row. */
 int cu_small_choice(int D, int E, int is_general, int rung, cu_tile *out);
@@ -148,8 +152,13 @@ int cu_small_pays(int n_sm, int dim, int is_evaluated, const cu_tile *small, cu_
 int cu_pair_pays(int n_sm, int64_t tiles, int64_t keys);
 /* Whether small tiles that keep a head's keys are faster than others. */
 int cu_few_pays(const cu_tile *few, const cu_tile *small, int dim, const saccade_sizes *sizes);
-/* Whether decode is faster than tiles of one kind, for keys of 16 bits. */
-int cu_decode_pays(int n_sm, const cu_tile *tile, int is_small, const saccade_sizes *sizes);
+/* Whether decode by spans of so many rows is faster than tiles of one kind, for keys of 16
+ * bits. */
+int cu_decode_pays(int n_sm, int span_rows, const cu_tile *tile, int is_small,
+                   const saccade_sizes *sizes);
+/* Whether spans of CU_WIDE_ROWS are faster than those of CU_SPAN_ROWS. is_in_pieces: keys lie
+ * in chunks, or sequences are ragged. */
+int cu_decode_wide_pays(int n_sm, int is_in_pieces, const saccade_sizes *sizes);
 /* Whether the choice of cu_decode_half_choice is the faster one for so many spans. */
 int cu_decode_half_pays(int n_sm, int64_t spans);
 /* Whether spans of unequal lengths are so many that whole ones, dealt out by the hardware, are
