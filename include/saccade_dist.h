@@ -179,7 +179,8 @@ SACCADE_API void saccade_nccl_destroy(saccade_transport *transport);
 typedef struct saccade_dist saccade_dist;
 
 /* Rows that runs of these sizes take together: what saccade_shard_options.tile is to be a
- * multiple of. 0: the plan's back end cannot compute some rows of a sequence alone. */
+ * multiple of. 0: the plan's back end cannot compute some rows of a sequence alone, or no run
+ * can have these sizes. */
 SACCADE_API int64_t saccade_plan_row_tile(const saccade_plan *plan, const saccade_sizes *sizes);
 
 /* Called by all ranks at the same time, with equal problems and shard plans (EINVAL if not),

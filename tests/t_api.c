@@ -1,6 +1,7 @@
 /* The edge of the library as a caller meets it: every wrong argument gets its one line, nothing
  * is set on failure, a whole run survives each failing allocation, back ends agree. */
 #include "mask/mask.h"
+#include "saccade_dist.h"
 #include "saccade_measure.h"
 #include "support/fail_alloc.h"
 
@@ -899,8 +900,10 @@ static void workspace_never_wraps(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof backends / sizeof backends[0]; i++) {
         setup *s = ready(backends[i]);
-        for (size_t n = 0; n < sizeof many / sizeof many[0]; n++)
+        for (size_t n = 0; n < sizeof many / sizeof many[0]; n++) {
             assert_true(saccade_plan_workspace(s->plan, &many[n]) == SIZE_MAX);
+            assert_int_equal(saccade_plan_row_tile(s->plan, &many[n]), 0);
+        }
         const saccade_sizes large = {1, H, HKV, most, most, D, DV};
         assert_true(saccade_plan_workspace(s->plan, &large) < SIZE_MAX / 2);
         tear_down(s);

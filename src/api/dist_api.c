@@ -239,7 +239,8 @@ saccade_status saccade_dist_create_staged(saccade_context *context,
 
 int64_t saccade_plan_row_tile(const saccade_plan *plan, const saccade_sizes *sizes)
 {
-    return plan && sizes && plan->solver->row_tile ? plan->solver->row_tile(plan, sizes) : 0;
+    const int is_told = plan && sizes && plan->solver->row_tile && plan_is_possible(sizes);
+    return is_told ? plan->solver->row_tile(plan, sizes) : 0;
 }
 
 static int is_on_device(const saccade_dist *d)
