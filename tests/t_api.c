@@ -911,6 +911,18 @@ static void workspace_never_wraps(void **state)
     }
 }
 
+/* Strides that no number holds are the largest, and not some small one that passes. */
+static void strides_never_wrap(void **state)
+{
+    const int64_t most = (int64_t)1 << 30, shape[] = {1, most, most, 16};
+    const int64_t wide[] = {2, INT64_MAX, 3, -1};
+    const saccade_tensor q = saccade_tensor_of(NULL, SACCADE_F32, 4, shape);
+    (void)state;
+    assert_true(q.stride[1] == most * 16);
+    assert_true(q.stride[0] == INT64_MAX);
+    assert_true(saccade_tensor_of(NULL, SACCADE_F32, 4, wide).stride[0] == INT64_MAX);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -938,6 +950,7 @@ int main(void)
         cmocka_unit_test(failing_allocations),
         cmocka_unit_test(forward_allocates_nothing),
         cmocka_unit_test(workspace_never_wraps),
+        cmocka_unit_test(strides_never_wrap),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -109,6 +109,14 @@ size_t saccade_dtype_bytes(saccade_dtype dtype)
     return is_dtype(dtype) ? dtypes[dtype].bytes : 0;
 }
 
+/* What a number cannot hold becomes the largest, which no run takes for a stride. */
+static int64_t next_stride(int64_t stride, int64_t length)
+{
+    if (length < 0)
+        return stride;
+    return length > 0 && stride > INT64_MAX / length ? INT64_MAX : stride * length;
+}
+
 saccade_tensor saccade_tensor_of(void *data, saccade_dtype dtype, int32_t rank,
                                  const int64_t *shape)
 {
@@ -119,7 +127,7 @@ saccade_tensor saccade_tensor_of(void *data, saccade_dtype dtype, int32_t rank,
             continue;
         t.shape[i] = shape[i];
         t.stride[i] = stride;
-        stride *= shape[i];
+        stride = next_stride(stride, shape[i]);
     }
     return t;
 }
