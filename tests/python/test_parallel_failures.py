@@ -239,6 +239,13 @@ def as_one_process(rank):
                 flex_attention(own[0], own[1], own[2].bfloat16())
 
 
+def causal_masks():
+    from torch.nn.attention import bias
+
+    both = bias.causal_upper_left(N, N), bias.causal_lower_right(N, N)
+    return [{"is_causal": True}, *({"attn_mask": x} for x in both)]
+
+
 def dense_masks(rank):
     """Masks as tensors, and tensors that scores capture, are the whole sequence's."""
     from saccade.torch import flex_attention
@@ -252,7 +259,10 @@ def dense_masks(rank):
         for wrong in (local, cp.shard(mask, 1), cp.shard(mask, 0)):
             with pytest.raises(ValueError, match=f"expected one that is .* {N}, {N}"):
                 attention(*own, attn_mask=wrong)
+        causal = [cp.unshard(attention(*own, **given)) for given in causal_masks()]
     assert torch.equal(got, attention(*whole, attn_mask=mask))
+    for got in causal:
+        torch.testing.assert_close(got, attention(*whole, is_causal=True))
     for mode in ("gather", "heads"):
         with context(mode) as cp:
             own = [cp.shard(t) for t in whole]

@@ -51,11 +51,14 @@ def scaled_dot_product_attention(
         raise ValueError("is_causal: got True beside attn_mask, expected one of them")
     lead = _leading(query, key, value, enable_gqa)
     q, k, v = (_in_four(t, lead, enable_gqa) for t in (query, key, value))
-    mod, mask = None, "causal()" if is_causal else None
+    mod: AnyMod | str | None = None
+    mask = "causal()" if is_causal else None
     if isinstance(attn_mask, CausalBias):
         mask = _causal(attn_mask, *_lengths(q, k))
     elif attn_mask is not None:
         mod = _mod(attn_mask, lead, *_lengths(q, k))
+    if mask is not None and active.parallel is not None:  # which has its block masks
+        mod, mask = f"{mask} ? score : -inf", None
     if active.parallel is None and any(map(_is_none, (q.shape[1], k.shape[2], v.shape[3]))):
         _check_alike(query, key, value)
         k, v = (t if t.shape[1] == q.shape[1] else t[:, :1] for t in (k, v))
