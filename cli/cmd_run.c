@@ -99,7 +99,8 @@ saccade_status run_files(const cli_args *args, run_report *report, saccade_error
     CLI_FAIL_IF(!args->out_file, SACCADE_EINVAL, "-o", "got no file, expected one");
     CLI_TRY(check_used(args, err));
     CLI_TRY(files_load(args, &f, err));
-    *report = (run_report){.sizes = f.sizes, .dtype = f.t.q.dtype};
+    *report = (run_report){.rank = f.rank, .dtype = f.t.q.dtype};
+    files_shape(&f, &f.t.out, report->shape);
     const saccade_status status = run_into(args, &f, &out, &lse, &g, report, err);
     gradients_end(&g);
     outfile_abandon(&out);
@@ -112,9 +113,10 @@ saccade_status cmd_run(const cli_args *args, saccade_error *err)
 {
     run_report r;
     CLI_TRY(run_files(args, &r, err));
-    printf("%s: [%lld, %lld, %lld, %lld], computed in %s in %.3g ms", args->out_file,
-           (long long)r.sizes.B, (long long)r.sizes.H, (long long)r.sizes.Q,
-           (long long)r.sizes.Dv, saccade_dtype_name(r.dtype), 1e3 * r.seconds);
+    printf("%s: ", args->out_file);
+    for (int32_t i = 0; i < r.rank; i++)
+        printf("%s%lld", i ? ", " : "[", (long long)r.shape[i]);
+    printf("], computed in %s in %.3g ms", saccade_dtype_name(r.dtype), 1e3 * r.seconds);
     if (args->mask)
         printf(", %.1f %% of blocks skipped", 100 * r.sparsity);
     if (args->d_out_file)

@@ -96,17 +96,22 @@ saccade_status files_room(const file_tensors *f, saccade_dtype dtype, int64_t he
     return SACCADE_OK;
 }
 
+void files_shape(const file_tensors *f, const saccade_tensor *t, int64_t *shape)
+{
+    const int64_t *n = t->shape;
+    const int64_t all[] = {n[0], f->is_bnhd ? n[2] : n[1], f->is_bnhd ? n[1] : n[2], n[3]};
+    const int64_t flat[] = {n[2], n[3]};
+    const int64_t *given = f->rank == 2 ? flat : all + 4 - f->rank;
+    memcpy(shape, given, (size_t)f->rank * sizeof *shape);
+}
+
 saccade_status files_write(const file_tensors *f, const saccade_tensor *t, FILE *file,
                            saccade_error *err)
 {
-    const int64_t *n = t->shape;
-    const int64_t shape[] = {n[0], f->is_bnhd ? n[2] : n[1], f->is_bnhd ? n[1] : n[2], n[3]};
-    const int64_t flat[] = {n[2], n[3]};
-    const int32_t skipped = 4 - f->rank;
+    int64_t shape[4];
     saccade_tensor converted;
-    saccade_tensor rows = f->rank == 2
-                              ? saccade_tensor_of(t->data, t->dtype, 2, flat)
-                              : saccade_tensor_of(t->data, t->dtype, f->rank, shape + skipped);
+    files_shape(f, t, shape);
+    const saccade_tensor rows = saccade_tensor_of(t->data, t->dtype, f->rank, shape);
     if (rows.dtype == f->file_dtype)
         return npy_write(file, &rows, err);
     CLI_TRY(floats_convert(&rows, f->file_dtype, &converted, err));

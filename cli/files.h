@@ -23,6 +23,8 @@ saccade_status files_room(const file_tensors *files, saccade_dtype dtype, int64_
 /* The file of a tensor shaped like O, in the dtype that is computed in; owned. */
 saccade_status files_load_out(const char *path, const file_tensors *files, saccade_tensor *out,
                               saccade_error *err);
+/* Its lengths as its file has them, in the layout and rank of Q's; room for 4. */
+void files_shape(const file_tensors *files, const saccade_tensor *t, int64_t *shape);
 /* A tensor of files_room as its file wants it: row-major in the layout and dtype of Q's. */
 saccade_status files_write(const file_tensors *files, const saccade_tensor *t, FILE *file,
                            saccade_error *err);
@@ -32,7 +34,8 @@ saccade_status files_engine_options(const cli_args *args, engine_options *out,
 
 /* What `run` did. */
 typedef struct run_report {
-    saccade_sizes sizes;
+    int64_t shape[4]; /* of O's file */
+    int32_t rank;
     saccade_dtype dtype;
     double seconds, backward_seconds;
     double sparsity; /* 1 - live blocks / blocks; 0 without a mask */

@@ -131,6 +131,9 @@ refuse "expected one of them" $run -o o.npy --kv-dtype i8 --page-size 3
 expect 0 $run -o /dev/null
 expect 0 run -q q.npy -k k.npy -v v.npy -o bnhd.npy --layout bhnd --mask 'causal()' \
     --block 32x64
+says "bnhd.npy: [1, 2, 8, 4], computed in f32"
+expect 0 run -q q.npy -k q.npy -v q.npy -o bnhd.npy --layout bnhd
+says "bnhd.npy: [1, 2, 8, 4], computed in f32"
 refuse "--block: got it without --mask" $run -o o.npy --block 32
 refuse "--seed: got it without --weight" $run -o o.npy --seed 0
 refuse "expected one" run -q q.npy -k k.npy -v v.npy
@@ -185,6 +188,7 @@ for name in q k v; do [ -s plain.d$name.npy ] || bad "plain wrote no d$name"; do
 [ -z "$(find . -name 'h*.npy*')" ] || bad "left after an error: $(find . -name 'h*.npy*')"
 [ ! -e same.npy ] || bad "same.npy was written"
 npy q3.npy '2, 8, 4' 64
+expect 0 run -q q3.npy -k q3.npy -v q3.npy -o o3.npy; says "o3.npy: [2, 8, 4], computed"
 refuse "expected 3 as in q3.npy" run -q q3.npy -k k.npy -v v.npy -o o.npy
 refuse "cannot open" run -q none.npy -k k.npy -v v.npy -o o.npy
 refuse "bhnd or bnhd" $run -o o.npy --layout dbnh
