@@ -360,16 +360,18 @@ saccade_status input_text(const char *where, const char *text, char **out, size_
     }
     FILE *file;
     CLI_TRY(infile_open(path, &file, err));
-    char *read = malloc(TEXT_MAX + 1);
+    char *read = malloc(TEXT_MAX + 2);
     errno = 0;
-    const size_t n = read ? fread(read, 1, TEXT_MAX, file) : 0;
+    const size_t n = read ? fread(read, 1, TEXT_MAX + 1, file) : 0;
     const int reason = errno;
     const bool failed = ferror(file) != 0, is_nothing = n == 0 && !infile_is_regular(file);
     fclose(file);
-    if (!read || failed || is_nothing) {
+    if (!read || failed || is_nothing || n > TEXT_MAX) {
         free(read);
         CLI_FAIL_IF(!read, SACCADE_ENOMEM, path, "out of memory");
         CLI_FAIL_IF(failed, SACCADE_EIO, path, "cannot read it: %s", strerror(reason));
+        CLI_FAIL_IF(n, SACCADE_ELIMIT, path,
+                    "got a text of more than %d bytes, expected no more", TEXT_MAX);
         return cli_fail(err, SACCADE_EIO, path, "cannot read it: got nothing, expected a text");
     }
     read[n] = 0;

@@ -101,6 +101,11 @@ expect 0 help run; says "usage: saccade run"
 refuse "x.npy: got an empty file" run -q x.npy -k k.npy -v v.npy -o o.npy
 head -c 9 q.npy >x.npy
 refuse "x.npy: got a file that ends in its header" run -q x.npy -k k.npy -v v.npy -o o.npy
+# a text is read whole or not at all
+{ printf 'q >= kv'; head -c 1048560 /dev/zero | tr '\0' ' '; printf '&& q < 5\n'; } >long.txt
+sed 's/$/ /' long.txt >longer.txt
+expect 0 mask --mask @long.txt --q 9 --block 1; says "full         15 "
+refuse "longer.txt: got a text of more than 1048576 bytes" mask --mask @longer.txt --q 9
 refuse "cannot read it: got nothing" mask --mask @/dev/null --q 8
 refuse "cannot read it: " mask --mask @. --q 8
 expect 0 bench --suite compile --csv table.csv --plot table.svg; says "softcap, again"
