@@ -106,6 +106,23 @@ static bool read_shape(char *list, const saccade_sizes *sizes, synthetic *s)
     return true;
 }
 
+/* "(12)", "(0, 1)" */
+static bool read_arguments(const char *at, synthetic *s)
+{
+    double *const to[] = {&s->x, &s->y};
+    char *past = NULL;
+    do {
+        if (s->n_arguments == 2)
+            return false;
+        at++;
+        *to[s->n_arguments++] = strtod(at, &past);
+        if (past == at)
+            return false;
+        at = past + strspn(past, " ");
+    } while (*at == ',');
+    return strcmp(at, ")") == 0;
+}
+
 /* Cuts "i32[KV]:docs(12)" into its parts. */
 static bool read_synthetic(const char *text, const saccade_sizes *sizes, synthetic *s)
 {
@@ -117,9 +134,7 @@ static bool read_synthetic(const char *text, const saccade_sizes *sizes, synthet
     *s = (synthetic){.rank = 0};
     char *open = strchr(kind, '(');
     if (open) {
-        const size_t n = strlen(open);
-        s->n_arguments = sscanf(open, "(%lf , %lf", &s->x, &s->y);
-        if (s->n_arguments < 1 || open[n - 1] != ')')
+        if (!read_arguments(open, s))
             return false;
         *open = 0;
     }
@@ -263,8 +278,9 @@ static saccade_status make_synthetic(const char *name, const char *text, const s
         CLI_FAIL_IF(s->n_arguments != kinds[i].n_arguments, SACCADE_EINVAL, name,
                     "got %d arguments in '%.60s', expected %d", s->n_arguments, text,
                     kinds[i].n_arguments);
-        CLI_FAIL_IF(kinds[i].is_count && !(s->x >= 1 && s->x <= INT32_MAX), SACCADE_EINVAL,
-                    name, "got '%.60s', expected a count from 1 to 2147483647", text);
+        const bool is_count = s->x >= 1 && s->x <= INT32_MAX && s->x == floor(s->x);
+        CLI_FAIL_IF(kinds[i].is_count && !is_count, SACCADE_EINVAL, name,
+                    "got '%.60s', expected a count from 1 to 2147483647", text);
         return fill(name, s, kinds[i].fill, out, err);
     }
     return cli_fail(err, SACCADE_EINVAL, name,

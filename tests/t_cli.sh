@@ -380,6 +380,11 @@ refuse "did you mean --ranks" shard --rank 3
 
 refuse "a count from 1" mask --mask 'd[kv] == 0' --q 9 --bind 'd=i32[KV]:docs(0)'
 refuse "a count from 1" mask --mask 'd[kv] == 0' --q 9 --bind 'd=i32[KV]:randint(nan)'
+refuse "a count from 1" mask --mask 'd[kv] == 0' --q 9 --bind 'd=i32[KV]:docs(2.5)'
+for made in 'docs(3x)' 'docs(3)(4)' 'docs(3' 'docs()' 'uniform(0, 1, 2)' 'uniform(0,)'; do
+    refuse "like i32[KV]:docs(12)" mask --mask 'd[kv] == 0' --q 9 --bind "d=i32[KV]:$made"
+done
+expect 0 mask --mask 'd[kv] == 0' --q 9 --bind 'd=i32[KV]:uniform( 0 , 3 )'
 refuse "some of i8" mask --mask 'd[kv] == 0' --q 300 --bind 'd=i8[KV]:iota'
 refuse "some of u8" mask --mask 'd[kv] == 0' --q 9 --bind 'd=u8[KV]:const(-1)'
 
