@@ -484,13 +484,14 @@ def context_parallel(
     compute under the masks; called by all of them with equal arguments. Inside of `with` (one
     at a time in a process) flex_attention takes this rank's rows of query, key and value, with
     masks and scores of the whole sequence: block_mask is one of `masks`, or None if there are
-    none. out and lse are one process's bit for bit (near them with "staged"), and so is query's
-    gradient with "gather" on CPUs; all gradients are the same bits every time, and those of
-    tensors that a score captures are whole and the same on every rank: what sums or averages
-    gradients over the ranks, as DDP and FSDP do, counts them `ranks` times, beside others'
-    once. backward may come after `with`, but not that of checkpointed calls
-    (torch.utils.checkpoint), which computes them again and is an error there. An exception in
-    a call, or its backward, ends the context on this rank; others find out within `seconds`.
+    none. out and lse are one process's bit for bit (near them with "staged", and with "heads"
+    where a rank has few: docs/parallel.md), and so is query's gradient with "gather" on CPUs;
+    all gradients are the same bits every time, and those of tensors that a score captures are
+    whole and the same on every rank: what sums or averages gradients over the ranks, as DDP and
+    FSDP do, counts them `ranks` times, beside others' once. backward may come after `with`, but
+    not that of checkpointed calls (torch.utils.checkpoint), which computes them again and is an
+    error there. An exception in a call, or its backward, ends the context on this rank; others
+    find out within `seconds`.
 
     query_shape: [B, H, N, D] of the whole query. masks: the BlockMasks of a model's layers,
     [.., N, N]; layers: how many layers have each. seconds: how long a rank waits for others
