@@ -387,6 +387,8 @@ def test_bad_numbers(name, values):
     for value in values:
         with pytest.raises(ValueError, match=rf"^{name}: got .*, expected "):
             context_parallel(None, (1, 4, N, D), masks, **{name: value})
+    with pytest.raises(TypeError, match="^dtype: got 'float16', expected a torch.dtype"):
+        context_parallel(None, (1, 4, N, D), masks, dtype="float16")
 
 
 def test_other_groups():

@@ -307,6 +307,9 @@ def rows(rank):
                 at = cp.positions
                 got = cp.unshard(x[at] if dim == 0 else x[..., at], dim)
                 assert got.dtype is dtype and torch.equal(bits(got), bits(x))
+        for move in (cp.shard, cp.unshard):
+            with pytest.raises(IndexError, match="^dim: got 2, expected one of the tensor's 1"):
+                move(torch.ones(N))
         whole = torch.randn(2, N, requires_grad=True)
         weight = torch.randn(2, N)
         own = cp.shard(whole.detach(), 1).requires_grad_()

@@ -80,6 +80,8 @@ class ContextParallel:
         if by not in WAYS:
             raise ValueError(f"by: got {by!r}, expected one of {', '.join(WAYS)}")
         check_flags(keep=keep)
+        if not isinstance(dtype, torch.dtype):
+            raise TypeError(f"dtype: got {dtype!r}, expected a torch.dtype")
         _check_group(group)
         seconds = _seconds_of(seconds)
         stage_keys = _stage_keys_of(stage_keys, mode)
@@ -158,8 +160,9 @@ class ContextParallel:
 
     def shard(self, tensor: torch.Tensor, dim: int = 2) -> torch.Tensor:
         """This rank's rows of a tensor of all rows; differentiable."""
-        if tensor.shape[dim] != self.length:
-            raise ValueError(f"got {tensor.shape[dim]} rows, expected all {self.length}")
+        rows = _rows_of(tensor, dim)
+        if rows != self.length:
+            raise ValueError(f"got {rows} rows, expected all {self.length}")
         own = self._own_rows if tensor.device == self.device else self._rows[self.rank]
         return tensor.index_select(dim, own.to(tensor.device))
 
@@ -167,10 +170,9 @@ class ContextParallel:
         """All rows from each rank's, on every rank. Differentiable: the gradient is this rank's
         rows of what comes in, and so that of one process where every rank has the same loss of
         all rows, which is not to be divided by their number."""
-        if tensor.shape[dim] != len(self._own_rows):
-            raise ValueError(
-                f"got {tensor.shape[dim]} rows, expected this rank's {len(self._own_rows)}"
-            )
+        rows = _rows_of(tensor, dim)
+        if rows != len(self._own_rows):
+            raise ValueError(f"got {rows} rows, expected this rank's {len(self._own_rows)}")
         whole: torch.Tensor = _Whole.apply(self, tensor, dim)
         return whole
 
@@ -605,6 +607,12 @@ def _device_of(group, given):
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
     return device
+
+
+def _rows_of(tensor, dim):
+    if not -tensor.dim() <= dim < tensor.dim():
+        raise IndexError(f"dim: got {dim}, expected one of the tensor's {tensor.dim()}")
+    return tensor.shape[dim]
 
 
 def _whole(given):
