@@ -109,9 +109,30 @@ def test_function_of_two(f):
     agrees(f, X, Y)
 
 
-def test_fmod():
-    """Exact where x / y is: it is x - trunc(x / y) * y."""
-    agrees(torch.fmod, (X * 4).round() / 4, Y.sign() + 0.5)
+TENTHS = torch.arange(-60.0, 60) / 10
+
+
+@pytest.mark.parametrize("y", [0.1, -0.1, 0.3, 0.7, 1.0, 2.5, -3.0, 1e-3, 1e30, 0.5])
+@pytest.mark.parametrize("f", [torch.fmod, torch.remainder, torch.floor_divide])
+def test_quotients_are_exact(f, y):
+    """The rest and the floor are those of the true quotient, which f32 may round up to a whole
+    number: of 1 and 0.1 they are torch's 0.1 and 9."""
+    row, want = torch.full_like(TENTHS, y), f(TENTHS, y)
+    for g in (lambda i: f(TENTHS[i], y), lambda i: f(TENTHS[i], row[i])):
+        assert torch.equal(scores(lambda s, b, h, i, j, g=g: s + g(i), len(TENTHS)), want)
+
+
+@pytest.mark.parametrize("f", [torch.fmod, torch.remainder])
+def test_slopes_of_rests(f):
+    n = min(len(TENTHS), N)
+    x, y = (t[:n].clone().requires_grad_() for t in (TENTHS, X + 0.31))
+    q, k = torch.zeros(1, 1, n, 8), torch.zeros(1, 1, 1, 8)
+    _, lse = st.flex_attention(
+        q, k, k, lambda s, b, h, i, j: s + f(x[i], y[i]), return_lse=True
+    )
+    got = torch.autograd.grad(lse.sum(), (x, y))
+    want = torch.autograd.grad(f(x, y).sum(), (x, y))
+    assert all(torch.allclose(a, b) for a, b in zip(got, want))
 
 
 def test_infinite_and_not_numbers():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 
+from .division import DIVISIONS
 from .dtypes import joined
 from .errors import fail
 from .grad_mode import cut
@@ -223,6 +224,7 @@ def _gelu(t, x, approximate="none"):
 
 
 _FLOATS = "sqrt rsqrt exp exp2 log log2 sin cos tan tanh sigmoid erf".split()
+BINARY.update(DIVISIONS)
 UNARY.update({name: Op(float_call(name), _X) for name in _FLOATS})
 _ALL = {
     **OTHER,

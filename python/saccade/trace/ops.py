@@ -1,8 +1,7 @@
 """Python's operators and torch's functions of few lines, in the language.
 
 Each operation takes a tracer and its operands and writes one local or a few. Types follow
-torch's promotion over bool, int and float; // and % are Python's, without code for the sign
-where the operands are known not to be negative.
+torch's promotion over bool, int and float.
 """
 
 from __future__ import annotations
@@ -29,6 +28,8 @@ def convert(t, x, type: str):
     if x.kind == type:
         return x
     dtype = joined([x.dtype_name], type)
+    if type == "float" and x.kind == "int" and x.constant is not None:
+        return t.with_dtype(t.value(float(x.constant)), dtype)
     if type == "bool":
         return t.local(f"({x.name} != 0)", "bool", dtype="bool")
     if type == "int" or x.kind == "bool":
@@ -65,9 +66,10 @@ def promoted(t, xs, least: str = "bool"):
     return xs, type, dtype
 
 
-def _made(t, text, type, nonneg, dtype):
-    made = t.local(text, type, nonneg, dtype=dtype)
-    return wrapped(t, made, dtype) if dtype in WRAPS else made
+def made(t, text, type, nonneg, dtype):
+    """A local, of few bits where the dtype has them."""
+    x = t.local(text, type, nonneg, dtype=dtype)
+    return wrapped(t, x, dtype) if dtype in WRAPS else x
 
 
 _OF_BOOLS = {"+": "||", "*": "&&"}
@@ -83,7 +85,7 @@ def arith(symbol):
             return t.local(f"({x.name} {_OF_BOOLS[symbol]} {y.name})", "bool")
         (x, y), type, dtype = promoted(t, (x, y), "int")
         nonneg = x.nonneg and y.nonneg and symbol in "+*"
-        return _made(t, f"({x.name} {symbol} {y.name})", type, nonneg, dtype)
+        return made(t, f"({x.name} {symbol} {y.name})", type, nonneg, dtype)
 
     return op
 
@@ -125,7 +127,7 @@ def _shift(symbol):
             fail(f"got a float with {symbol}, expected int")
         (x, y), _, dtype = promoted(t, (x, y), "int")
         nonneg = x.nonneg and symbol == ">>"
-        return _made(t, f"({x.name} {symbol} {y.name})", "int", nonneg, dtype)
+        return made(t, f"({x.name} {symbol} {y.name})", "int", nonneg, dtype)
 
     return op
 
@@ -138,47 +140,6 @@ def true_divide(t, x, y):
     # The language says x / 0 is 0; torch says inf or nan.
     text = f"({y.name} == 0 ? {x.name} * inf : {x.name} / {y.name})"
     return t.local(text, "float", dtype=dtype)
-
-
-def _floor_divide(t, x, y):
-    (x, y), type, dtype = promoted(t, (x, y), "int")
-    if type == "float":
-        return float_call("floor")(t, true_divide(t, x, y))
-    if x.nonneg and y.constant is not None and y.constant > 0:
-        return t.local(f"({x.name} / {y.name})", "int", True, dtype=dtype)
-    nonneg = x.nonneg and y.nonneg
-    return _made(t, f"floordiv({x.name}, {y.name})", "int", nonneg, dtype)
-
-
-def _remainder(t, x, y):
-    (x, y), type, dtype = promoted(t, (x, y), "int")
-    if type == "float":
-        return arith("-")(t, x, arith("*")(t, y, _floor_divide(t, x, y)))
-    if x.nonneg and y.constant is not None and y.constant > 0:
-        return t.local(f"({x.name} % {y.name})", "int", True, dtype=dtype)
-    nonneg = bool(y.constant and y.constant > 0)
-    return _made(t, f"floormod({x.name}, {y.name})", "int", nonneg, dtype)
-
-
-def _fmod(t, x, y):
-    (x, y), type, dtype = promoted(t, (x, y), "int")
-    if type == "int":
-        return t.local(f"({x.name} % {y.name})", "int", x.nonneg, dtype=dtype)
-    whole = float_call("trunc")(t, true_divide(t, x, y))
-    return arith("-")(t, x, arith("*")(t, y, whole))
-
-
-def _divide(t, x, y, rounding_mode=None):
-    if rounding_mode is None:
-        return true_divide(t, x, y)
-    if rounding_mode == "floor":
-        return _floor_divide(t, x, y)
-    if rounding_mode != "trunc":
-        fail(f"got rounding_mode {rounding_mode!r}, expected None, 'trunc' or 'floor'")
-    (x, y), type, dtype = promoted(t, (x, y), "int")
-    if type == "int":
-        return _made(t, f"({x.name} / {y.name})", "int", x.nonneg and y.nonneg, dtype)
-    return float_call("trunc")(t, true_divide(t, x, y))
 
 
 def float_call(name):
@@ -283,13 +244,13 @@ def _neg(t, x):
         fail("got - of a bool, expected ~ or int()")
     if x.constant is not None and x.dtype_name is None:
         return t.value(-x.constant)
-    return _made(t, f"(-{x.name})", x.kind, False, x.dtype_name)
+    return made(t, f"(-{x.name})", x.kind, False, x.dtype_name)
 
 
 def _abs(t, x):
     if x.kind != "int":
         return float_call("abs")(t, x)
-    return _made(t, f"abs({x.name})", "int", True, x.dtype_name)
+    return made(t, f"abs({x.name})", "int", True, x.dtype_name)
 
 
 def _sign(t, x):
@@ -305,7 +266,7 @@ def _invert(t, x):
         fail("got ~ of a float, expected bool or int")
     if x.kind == "bool":
         return t.local(f"(!{x.name})", "bool")
-    return _made(t, f"(~{x.name})", "int", False, x.dtype_name)
+    return made(t, f"(~{x.name})", "int", False, x.dtype_name)
 
 
 def _logical_not(t, x):
@@ -389,10 +350,6 @@ def _type_as(t, x, other):
     return to_dtype(t, x, other.dtype_name)
 
 
-def _divmod(t, x, y):
-    return _floor_divide(t, x, y), _remainder(t, x, y)
-
-
 def _dropout(t, x, p=0.5, training=True, inplace=False):
     if training and p != 0:
         fail(
@@ -451,89 +408,84 @@ def _new_tensor(t, x, data, dtype=None, **_):
 _TWO, _ONE = ("input", "other"), ("input",)
 
 
-def _table(op_of, names, values=_TWO, options=()):
+def table(op_of, names, values=_TWO, options=()):
     return {name: Op(op_of, values, options) for name in names.split()}
 
 
 BINARY = {
-    **_table(arith("+"), "add", options=("alpha",)),
-    **_table(arith("-"), "sub subtract", options=("alpha",)),
-    **_table(arith("*"), "mul multiply"),
-    **_table(true_divide, "true_divide truediv"),
-    **_table(_floor_divide, "floor_divide floordiv"),
-    **_table(_divide, "div divide", options=("rounding_mode",)),
-    **_table(_remainder, "remainder mod"),
-    **_table(_fmod, "fmod"),
-    **_table(_divmod, "divmod"),
-    **_table(_pow, "pow", ("input", "exponent")),
-    **_table(_compare("<"), "lt less"),
-    **_table(_compare("<="), "le less_equal"),
-    **_table(_compare(">"), "gt greater"),
-    **_table(_compare(">="), "ge greater_equal"),
-    **_table(_compare("=="), "eq"),
-    **_table(_compare("!="), "ne not_equal"),
-    **_table(_bitwise("&", "&&"), "and bitwise_and"),
-    **_table(_bitwise("|", "||"), "or bitwise_or"),
-    **_table(_bitwise("^", "!="), "xor bitwise_xor"),
-    **_table(logical("&&"), "logical_and"),
-    **_table(logical("||"), "logical_or"),
-    **_table(logical("!="), "logical_xor"),
-    **_table(_shift("<<"), "lshift bitwise_left_shift"),
-    **_table(_shift(">>"), "rshift bitwise_right_shift"),
-    **_table(extreme("min"), "minimum min"),
-    **_table(extreme("max"), "maximum max"),
-    **_table(_ignores_nan("min"), "fmin"),
-    **_table(_ignores_nan("max"), "fmax"),
+    **table(arith("+"), "add", options=("alpha",)),
+    **table(arith("-"), "sub subtract", options=("alpha",)),
+    **table(arith("*"), "mul multiply"),
+    **table(true_divide, "true_divide truediv"),
+    **table(_pow, "pow", ("input", "exponent")),
+    **table(_compare("<"), "lt less"),
+    **table(_compare("<="), "le less_equal"),
+    **table(_compare(">"), "gt greater"),
+    **table(_compare(">="), "ge greater_equal"),
+    **table(_compare("=="), "eq"),
+    **table(_compare("!="), "ne not_equal"),
+    **table(_bitwise("&", "&&"), "and bitwise_and"),
+    **table(_bitwise("|", "||"), "or bitwise_or"),
+    **table(_bitwise("^", "!="), "xor bitwise_xor"),
+    **table(logical("&&"), "logical_and"),
+    **table(logical("||"), "logical_or"),
+    **table(logical("!="), "logical_xor"),
+    **table(_shift("<<"), "lshift bitwise_left_shift"),
+    **table(_shift(">>"), "rshift bitwise_right_shift"),
+    **table(extreme("min"), "minimum min"),
+    **table(extreme("max"), "maximum max"),
+    **table(_ignores_nan("min"), "fmin"),
+    **table(_ignores_nan("max"), "fmax"),
 }
 UNARY = {
-    **_table(_neg, "neg negative", _ONE),
-    **_table(_invert, "invert bitwise_not", _ONE),
-    **_table(_logical_not, "logical_not", _ONE),
-    **_table(_abs, "abs absolute", _ONE),
-    **_table(_sign, "sign sgn", _ONE),
-    **_table(_round, "round", _ONE, ("decimals",)),
-    **_table(_compared("({x} != {x})"), "isnan", _ONE),
-    **_table(_compared("(abs({x}) < inf)"), "isfinite", _ONE),
-    **_table(_compared("(abs({x}) == inf)"), "isinf", _ONE),
-    **_table(_compared("({x} == inf)"), "isposinf", _ONE),
-    **_table(_compared("({x} == -inf)"), "isneginf", _ONE),
-    **_table(lambda t, x: arith("*")(t, x, x), "square", _ONE),
-    **_table(lambda t, x: true_divide(t, t.value(1.0), x), "reciprocal", _ONE),
-    **_table(_rounding("floor"), "floor", _ONE),
-    **_table(_rounding("ceil"), "ceil", _ONE),
-    **_table(_rounding("trunc"), "trunc fix", _ONE),
-    **_table(_as("float32"), "float", _ONE),
-    **_table(_as("float64"), "double", _ONE),
-    **_table(_as("float16"), "half", _ONE),
-    **_table(_as("bfloat16"), "bfloat16", _ONE),
-    **_table(_as("int32"), "int", _ONE),
-    **_table(_as("int64"), "long", _ONE),
-    **_table(_as("int16"), "short", _ONE),
-    **_table(_as("int8"), "char", _ONE),
-    **_table(_as("uint8"), "byte", _ONE),
-    **_table(_as("bool"), "bool", _ONE),
+    **table(_neg, "neg negative", _ONE),
+    **table(_invert, "invert bitwise_not", _ONE),
+    **table(_logical_not, "logical_not", _ONE),
+    **table(_abs, "abs absolute", _ONE),
+    **table(_sign, "sign sgn", _ONE),
+    **table(_round, "round", _ONE, ("decimals",)),
+    **table(_compared("({x} != {x})"), "isnan", _ONE),
+    **table(_compared("(abs({x}) < inf)"), "isfinite", _ONE),
+    **table(_compared("(abs({x}) == inf)"), "isinf", _ONE),
+    **table(_compared("({x} == inf)"), "isposinf", _ONE),
+    **table(_compared("({x} == -inf)"), "isneginf", _ONE),
+    **table(lambda t, x: arith("*")(t, x, x), "square", _ONE),
+    **table(lambda t, x: true_divide(t, t.value(1.0), x), "reciprocal", _ONE),
+    **table(_rounding("floor"), "floor", _ONE),
+    **table(_rounding("ceil"), "ceil", _ONE),
+    **table(_rounding("trunc"), "trunc fix", _ONE),
+    **table(_as("float32"), "float", _ONE),
+    **table(_as("float64"), "double", _ONE),
+    **table(_as("float16"), "half", _ONE),
+    **table(_as("bfloat16"), "bfloat16", _ONE),
+    **table(_as("int32"), "int", _ONE),
+    **table(_as("int64"), "long", _ONE),
+    **table(_as("int16"), "short", _ONE),
+    **table(_as("int8"), "char", _ONE),
+    **table(_as("uint8"), "byte", _ONE),
+    **table(_as("bool"), "bool", _ONE),
 }
 OTHER = {
-    **_table(where, "where", ("condition", "input", "other")),
-    **_table(
+    **table(where, "where", ("condition", "input", "other")),
+    **table(
         lambda t, x, c, y: where(t, c, x, y), "Tensor.where", ("input", "condition", "other")
     ),
-    **_table(_masked_fill, "masked_fill", ("input", "mask", "value")),
-    **_table(clamp, "clamp clip", _ONE, ("min", "max")),
-    **_table(extreme("max"), "clamp_min", ("input", "min")),
-    **_table(extreme("min"), "clamp_max", ("input", "max")),
-    **_table(_to, "to", _ONE, ("*", "dtype", "device", "non_blocking", "copy", "other")),
-    **_table(_type, "type", _ONE, ("dtype", "non_blocking")),
-    **_table(_type_as, "type_as"),
-    **_table(_fill(1), "ones_like new_ones", _ONE, ("*", "size", "dtype", *_PLACE)),
-    **_table(_fill(0), "zeros_like new_zeros", _ONE, ("*", "size", "dtype", *_PLACE)),
-    **_table(_full_like, "full_like", _ONE, ("fill_value", "dtype", *_PLACE)),
-    **_table(_new_full, "new_full", _ONE, ("size", "fill_value", "dtype", *_PLACE)),
-    **_table(_new_tensor, "new_tensor", _ONE, ("data", "dtype", *_PLACE)),
-    **_table(_dropout, "dropout", _ONE, ("p", "training", "inplace")),
-    **_table(_same, "clone contiguous positive", _ONE, ("memory_format",)),
-    **_table(_same, "view reshape expand", _ONE, ("*", "shape")),
-    **_table(lambda t, x, other: x, "view_as reshape_as expand_as"),
-    **_table(lambda t, x, *_, **__: x, "cpu cuda", _ONE, ("*", "device", "non_blocking")),
-    **_table(lambda t, x, dim=None: x, "squeeze unsqueeze", _ONE, ("dim",)),
+    **table(_masked_fill, "masked_fill", ("input", "mask", "value")),
+    **table(clamp, "clamp clip", _ONE, ("min", "max")),
+    **table(extreme("max"), "clamp_min", ("input", "min")),
+    **table(extreme("min"), "clamp_max", ("input", "max")),
+    **table(_to, "to", _ONE, ("*", "dtype", "device", "non_blocking", "copy", "other")),
+    **table(_type, "type", _ONE, ("dtype", "non_blocking")),
+    **table(_type_as, "type_as"),
+    **table(_fill(1), "ones_like new_ones", _ONE, ("*", "size", "dtype", *_PLACE)),
+    **table(_fill(0), "zeros_like new_zeros", _ONE, ("*", "size", "dtype", *_PLACE)),
+    **table(_full_like, "full_like", _ONE, ("fill_value", "dtype", *_PLACE)),
+    **table(_new_full, "new_full", _ONE, ("size", "fill_value", "dtype", *_PLACE)),
+    **table(_new_tensor, "new_tensor", _ONE, ("data", "dtype", *_PLACE)),
+    **table(_dropout, "dropout", _ONE, ("p", "training", "inplace")),
+    **table(_same, "clone contiguous positive", _ONE, ("memory_format",)),
+    **table(_same, "view reshape expand", _ONE, ("*", "shape")),
+    **table(lambda t, x, other: x, "view_as reshape_as expand_as"),
+    **table(lambda t, x, *_, **__: x, "cpu cuda", _ONE, ("*", "device", "non_blocking")),
+    **table(lambda t, x, dim=None: x, "squeeze unsqueeze", _ONE, ("dim",)),
 }
