@@ -135,6 +135,20 @@ def test_slopes_of_rests(f):
     assert all(torch.allclose(a, b) for a, b in zip(got, want))
 
 
+@pytest.mark.parametrize("f", [torch.bitwise_left_shift, torch.bitwise_right_shift])
+def test_shifts_by_all_bits(f):
+    """torch's shifts by 32 and more leave the sign; the language's counts are mod 32."""
+    x = torch.tensor([0, 1, -1, 5, -7, 1 << 20, -(1 << 31)], dtype=torch.int32)
+    count = torch.tensor([0, 1, 31, 32, 33, 64, -1], dtype=torch.int32)
+    for n in range(len(count)):
+        want = f(x, count[n])
+        for y in (lambda i, n=n: count[i * 0 + n], lambda i, n=n: int(count[n])):
+            got = st.create_mask(
+                lambda b, h, i, j, y=y: f(x[i], y(i)) == want[i], 1, 1, len(x), 1, device="cpu"
+            )
+            assert got.all(), (f, count[n], got.flatten())
+
+
 def test_infinite_and_not_numbers():
     x = torch.tensor([math.inf, -math.inf, math.nan, 1.0])
     for f in (torch.isfinite, torch.isinf, torch.isnan, torch.isposinf, torch.isneginf):

@@ -127,9 +127,20 @@ def _shift(symbol):
             fail(f"got a float with {symbol}, expected int")
         (x, y), _, dtype = promoted(t, (x, y), "int")
         nonneg = x.nonneg and symbol == ">>"
-        return made(t, f"({x.name} {symbol} {y.name})", "int", nonneg, dtype)
+        return made(t, _shifted(symbol, x, y), "int", nonneg, dtype)
 
     return op
+
+
+def _shifted(symbol, x, y):
+    """The language takes counts mod 32. To torch one of all bits or more, or below 0, leaves
+    nothing but the sign."""
+    if y.constant is not None and 0 <= y.constant < 32:
+        return f"({x.name} {symbol} {y.name})"
+    is_far = f"{y.name} > 31" if y.nonneg else f"{y.name} < 0 || {y.name} > 31"
+    if symbol == "<<":
+        return f"({is_far} ? 0 : {x.name} << {y.name})"
+    return f"({x.name} >> ({is_far} ? 31 : {y.name}))"
 
 
 def true_divide(t, x, y):
