@@ -149,6 +149,16 @@ def test_shifts_by_all_bits(f):
             assert got.all(), (f, count[n], got.flatten())
 
 
+@pytest.mark.parametrize("f", [torch.maximum, torch.minimum])
+def test_either_not_a_number(f):
+    x = torch.tensor([math.nan, 1.0, math.nan, 1.0])
+    y = torch.tensor([2.0, math.nan, math.nan, 2.0])
+    got = st.create_mask(
+        lambda b, h, i, j: f(x[i], y[i]).isnan(), 1, 1, len(x), 1, device="cpu"
+    )
+    assert torch.equal(got.flatten(), f(x, y).isnan())
+
+
 def test_infinite_and_not_numbers():
     x = torch.tensor([math.inf, -math.inf, math.nan, 1.0])
     for f in (torch.isfinite, torch.isinf, torch.isnan, torch.isposinf, torch.isneginf):

@@ -202,7 +202,7 @@ def extreme(name):
         nonneg = (x.nonneg or y.nonneg) if name == "max" else (x.nonneg and y.nonneg)
         if type == "int":
             return t.local(f"{name}({x.name}, {y.name})", type, nonneg, dtype=dtype)
-        nan = f"({x.name} != {x.name} ? {x.name} : {name}({y.name}, {x.name}))"
+        nan = f"({x.name} != {x.name} ? {x.name} : {name}({x.name}, {y.name}))"
         if y.constant is not None:
             nan = f"{name}({y.name}, {x.name})"  # a < b ? a : b gives x for a NaN x
         elif x.constant is not None:
