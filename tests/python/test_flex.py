@@ -256,6 +256,10 @@ def test_create_mask_of_text():
     assert torch.equal(st.create_mask("q >= kv", None, None, 9, 9, "cpu")[0, 0], i >= j)
     with pytest.raises(ValueError, match="got a score in text"):
         st.create_mask("score * 2", None, None, 9, 9)
+    with pytest.raises(ValueError, match="1:3: got '=<'.*write <="):
+        st.create_mask("q =< kv", None, None, 9, 9)
+    with pytest.raises(TypeError, match="'q >= kv': got a call outside of a traced mod"):
+        st.and_masks("q >= kv", "kv > 2")(0, 0, i, j)
     cut = lambda s, b, h, q, kv: torch.where(q == kv, -math.inf, s)  # noqa: E731
     assert torch.equal(st.create_mask(cut, None, None, 9, 9, "cpu")[0, 0], i != j)
 

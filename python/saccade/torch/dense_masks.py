@@ -7,7 +7,7 @@ from typing import Any, List
 import torch
 from torch.nn.attention import flex_attention as theirs
 
-from ..c import abi
+from ..c import abi, objects
 from . import masks
 from .block_mask import MaskMod
 from .checks import brief, device_of
@@ -71,6 +71,8 @@ def _dense_mask(mod_fn, B, H, Q_LEN, KV_LEN, device):
         raise TypeError(f"mod_fn: got {brief(mod_fn)}, expected a callable, or text")
     kind = captured.kind_of(mod_fn)
     if kind == "score" and not is_code(mod_fn):
+        if isinstance(mod_fn, str):
+            objects.free_names(abi.SCORE, mod_fn)  # an error, if it is neither
         raise ValueError("mod_fn: got a score in text, expected a mask, or a callable")
     device = device_of(device) if device is not None else masks._device()
     if kind == "score":

@@ -275,7 +275,12 @@ def _kind_of_text(text: str) -> str:
 def _inline(text, captures, *values):
     """Writes language text into the mod being traced, with its index variables replaced."""
     names = ["b", "h", "q", "kv"] if len(values) == 4 else ["score", "b", "h", "q", "kv"]
-    tracer = next(v.tracer for v in values if isinstance(v, symbols.Traced))
+    tracer = next((v.tracer for v in values if isinstance(v, symbols.Traced)), None)
+    if tracer is None:
+        raise TypeError(
+            f"{text!r}: got a call outside of a traced mod, expected it inside of a callable "
+            "one; create_mask evaluates masks"
+        )
     kind = "mask" if len(values) == 4 else "score"
     free = objects.free_names(_KINDS[kind], text)
     return tracer.inline(
