@@ -183,6 +183,8 @@ def test_short_integers_wrap(dtype):
         lambda x, y: (x - y) + y.long(), lambda x, y: abs(x), lambda x, y: x**3,
         lambda x, y: x.to(torch.uint8) * 1.0, lambda x, y: (x * y).to(torch.int8).sign(),
         lambda x, y: x + y.to(torch.int32), lambda x, y: (x > y) + x, lambda x, y: x + 0.5,
+        lambda x, y: x.clamp(-40000, 40000), lambda x, y: torch.clamp_min(x, -40000),
+        lambda x, y: 2 ** (x % 16), lambda x, y: x**0 + y, lambda x, y: (x > y) ** 2 + (x > 0),
     ):  # fmt: skip
         got = scores(lambda s, b, h, i, j: s + f(x[i], y[i]), 60)
         assert torch.equal(got.double(), f(x, y).double())

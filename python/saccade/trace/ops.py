@@ -198,6 +198,8 @@ def extreme(name):
     def op(t, x, y):
         if x.kind == y.kind == "bool":
             return logical("||" if name == "max" else "&&")(t, x, y)
+        if x.kind == y.kind == "int" and y.dtype_name is None:
+            y = t.with_dtype(y, x.dtype_name)  # a bound, which a short integer may never reach
         (x, y), type, dtype = promoted(t, map(partial(_number, t), (x, y)), "int")
         nonneg = (x.nonneg or y.nonneg) if name == "max" else (x.nonneg and y.nonneg)
         if type == "int":
@@ -286,12 +288,16 @@ def _logical_not(t, x):
 
 def _pow(t, x, y):
     whole = y.constant if isinstance(y.constant, int) else None
+    if x.kind == "bool" and y.kind != "float":
+        x = convert(t, x, "int")
+    if whole == 0 and x.kind == "int":
+        return t.with_dtype(t.value(1), x.dtype_name)
     if whole is not None and 1 <= whole <= 64 and (x.kind == "int" or whole <= 3):
         return _repeated(t, x, whole)
     if x.kind != "float" and y.kind != "float":
         if x.constant == 2:
             text = f"({y.name} < 0 || {y.name} > 31 ? 0 : 1 << {y.name})"
-            return t.local(text, "int", dtype=joined([y.dtype_name], "int"))
+            return made(t, text, "int", False, joined([y.dtype_name], "int"))
         fail("got an integer to the power of an integer that is not constant; write float(x)")
     dtype = joined([x.dtype_name, y.dtype_name], "float")
     x, y = convert(t, x, "float"), convert(t, y, "float")
