@@ -192,6 +192,33 @@ static void explain_says_what_runs(void **unused)
     free(s);
 }
 
+/* A score within the limit whose gradient is beyond it runs forward, and is explained. */
+static void gradients_may_be_too_large(void **unused)
+{
+    static const char *const text = "sum(i, 2000, sin(score * i) * cos(score + i))";
+    saccade_mod *score;
+    saccade_problem p;
+    saccade_plan *plan;
+    saccade_error err;
+    char *words;
+    (void)unused;
+    assert_int_equal(make_mod(SACCADE_SCORE, text, NULL, 0, &score, NULL), SACCADE_OK);
+    saccade_problem_init(&p);
+    p.sizes = (saccade_sizes){.H = 1, .Hkv = 1, .D = 8, .Dv = 8};
+    p.dtype = SACCADE_F32;
+    p.backend = "cpu";
+    p.score = score;
+    assert_int_equal(saccade_plan_create(NULL, &p, &plan, &err), SACCADE_OK);
+    assert_int_equal(saccade_plan_explain(plan, &words, &err), SACCADE_OK);
+    assert_non_null(strstr(words, "gradient by score: of more operations"));
+    saccade_free(words);
+    saccade_plan_destroy(plan);
+    p.gradients = SACCADE_GRADIENT_Q;
+    assert_int_equal(saccade_plan_create(NULL, &p, &plan, &err), SACCADE_ELIMIT);
+    assert_non_null(strstr(err.message, "gradient: got more than 16384 operations"));
+    saccade_mod_destroy(score);
+}
+
 /* Sums of constants are folded for kernels, and computed by the truth. */
 static void only_the_truth_reads_parsed_nodes(void **unused)
 {
@@ -929,6 +956,7 @@ int main(void)
         cmocka_unit_test(back_ends_agree),
         cmocka_unit_test(block_mask_is_optional),
         cmocka_unit_test(explain_says_what_runs),
+        cmocka_unit_test(gradients_may_be_too_large),
         cmocka_unit_test(only_the_truth_reads_parsed_nodes),
         cmocka_unit_test(wrong_tensors),
         cmocka_unit_test(wrong_positions_and_captures),

@@ -391,6 +391,18 @@ static saccade_status derive(tape *t, const mod_fn *fn, const uint32_t *wanted, 
     return SACCADE_OK;
 }
 
+/* The function of these results; of too many nodes, the message says whose they are. */
+static saccade_status finish(tape *t, uint32_t *results, uint32_t n, const mod_fn **out,
+                             saccade_error *err)
+{
+    const saccade_status status = mod_finish_roots(t->b, results, n, out, err);
+    FAIL_IF(status == SACCADE_ELIMIT, SACCADE_ELIMIT,
+            "gradient: got more than %d operations of a score and its gradients, definitions "
+            "and sum() written out",
+            MOD_MAX_NODES);
+    return status;
+}
+
 saccade_status pass_gradient(const mod_fn *fn, const uint32_t *wanted, uint32_t n, arena *arena,
                              const mod_fn **out, uint32_t *results, saccade_error *err)
 {
@@ -398,7 +410,7 @@ saccade_status pass_gradient(const mod_fn *fn, const uint32_t *wanted, uint32_t 
     TRY(derive(&t, fn, wanted, n, true, arena, err));
     for (uint32_t i = 0; i < n; i++)
         results[i] = derivative(&t, wanted[i]);
-    return mod_finish_roots(t.b, results, n, out, err);
+    return finish(&t, results, n, out, err);
 }
 
 saccade_status pass_value_and_gradient(const mod_fn *fn, const uint32_t *wanted, uint32_t n,
@@ -410,7 +422,7 @@ saccade_status pass_value_and_gradient(const mod_fn *fn, const uint32_t *wanted,
     results[0] = t.copy[fn->result];
     for (uint32_t i = 0; i < n; i++)
         results[1 + i] = derivative(&t, wanted[i]);
-    return mod_finish_roots(t.b, results, n + 1, out, err);
+    return finish(&t, results, n + 1, out, err);
 }
 
 /* The captures, then one more for the rates of each that holds floats; twin[i]: which. */
@@ -464,7 +476,7 @@ saccade_status pass_tangent(const mod_fn *fn, arena *arena, const mod_fn **out, 
         if (t.adjoints[wanted[i]].value != NONE)
             results[2] = add(&t, results[2],
                              mul(&t, derivative(&t, wanted[i]), rate_of(&t, wanted[i], twin)));
-    return mod_finish_roots(t.b, results, 3, out, err);
+    return finish(&t, results, 3, out, err);
 }
 
 uint32_t pass_find_score(const mod_fn *fn)

@@ -26,7 +26,13 @@ static saccade_status explain_gradient(const mod_fn *score, strbuf *out, saccade
         return SACCADE_OK;
     }
     arena_init(&scratch);
-    TRY_GOTO(pass_gradient(score, &wanted, 1, &scratch, &gradient, &result, err));
+    status = pass_gradient(score, &wanted, 1, &scratch, &gradient, &result, err);
+    if (status == SACCADE_ELIMIT) { /* of a plan that runs forward all the same */
+        strbuf_puts(out, "gradient by score: of more operations than there may be\n");
+        status = SACCADE_OK;
+        goto out;
+    }
+    TRY_GOTO(status);
     explain_fn("gradient by score", gradient, out, err);
 out:
     arena_free(&scratch);
