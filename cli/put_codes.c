@@ -36,16 +36,28 @@ saccade_status code_groups_of(const char *name, const char *scale, code_groups *
     return SACCADE_OK;
 }
 
+/* Rows of i4 begin at whole bytes: those of an odd length take one place more. */
+static void even_rows(saccade_tensor *t)
+{
+    int64_t stride = t->shape[3] + t->shape[3] % 2;
+    for (int32_t d = 2; d >= 0; d--) {
+        t->stride[d] = stride;
+        stride *= t->shape[d];
+    }
+}
+
 static saccade_status encode(const saccade_tensor *from, const code_groups *groups,
                              saccade_tensor *to, saccade_tensor *scale, saccade_error *err)
 {
     const int64_t *n = from->shape;
     const int64_t shape[] = {groups->is_one ? 1 : n[0], groups->is_one ? 1 : n[1],
                              groups->tokens ? n[2] : 1, groups->channels ? n[3] : 1};
-    const size_t codes = (size_t)(n[0] * n[1] * n[2] * n[3]); /* bytes; i4 needs half of them */
+    const size_t codes = (size_t)(n[0] * n[1] * n[2] * n[3]); /* bytes; i4 needs no more */
     const size_t scales = (size_t)(shape[0] * shape[1] * shape[2] * shape[3]);
     saccade_quantize_args args;
     *to = saccade_tensor_of(malloc(codes), groups->dtype, 4, n);
+    if (groups->dtype == SACCADE_I4)
+        even_rows(to);
     *scale = saccade_tensor_of(malloc(scales * sizeof(float)), SACCADE_F32, 4, shape);
     CLI_FAIL_IF(!to->data || !scale->data, SACCADE_ENOMEM, "--kv-dtype", "out of memory");
     saccade_quantize_args_init(&args);

@@ -419,22 +419,25 @@ def file_forms():
 
 
 def quantised_keys():
-    """--kv-dtype: near what full keys give, and the nearer the more bits a code has."""
+    """--kv-dtype: near what full keys give, and the nearer the more bits a code has. Rows of an
+    odd number of i4 end in half a byte."""
     good = True
-    with tempfile.TemporaryDirectory() as folder:
-        path = lambda n: os.path.join(folder, n + ".npy")
-        for n in "qkv":
-            np.save(path(n), rng.standard_normal((2, 60, 16)).astype(np.float32))
-        files = sum((["-" + n, path(n)] for n in "qkv"), [])
-        saccade("run", *files, "-o", path("o"))
-        full = np.load(path("o"))
-        for code, most in (("i8", 0.02), ("e4m3", 0.1), ("e5m2", 0.25), ("i4", 0.4)):
-            for scale in ("row", "head", "channel", "tensor"):
-                how = ["--kv-dtype", code, "--kv-scale", scale]
-                saccade("run", *files, "-o", path("c"), *how)
-                off = np.abs(np.load(path("c")) - full).max()
-                print(("ok     " if 0 < off < most else "FAILED ") + " ".join(how))
-                good &= bool(0 < off < most)
+    for D in (16, 15):
+        with tempfile.TemporaryDirectory() as folder:
+            path = lambda n: os.path.join(folder, n + ".npy")
+            for n in "qkv":
+                np.save(path(n), rng.standard_normal((2, 60, D)).astype(np.float32))
+            files = sum((["-" + n, path(n)] for n in "qkv"), [])
+            saccade("run", *files, "-o", path("o"))
+            full = np.load(path("o"))
+            for code, most in (("i8", 0.02), ("e4m3", 0.1), ("e5m2", 0.25), ("i4", 0.4)):
+                for scale in ("row", "head", "channel", "tensor"):
+                    how = ["--kv-dtype", code, "--kv-scale", scale]
+                    saccade("run", *files, "-o", path("c"), *how)
+                    off = np.abs(np.load(path("c")) - full).max()
+                    is_good = bool(0 < off < most)
+                    print(f"{'ok' if is_good else 'FAILED':7}D {D} {' '.join(how)}")
+                    good &= is_good
     return good
 
 
