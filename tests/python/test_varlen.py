@@ -54,6 +54,20 @@ def test_each_sequence_alone(end):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
+def test_rows_of_no_sequence_are_zeros(monkeypatch):
+    """Those of padding on either side, whatever the memory of the results held."""
+    new = torch.Tensor.new_empty
+    filled = lambda *given, **options: new(*given, **options).fill_(7)  # noqa: E731
+    monkeypatch.setattr(torch.Tensor, "new_empty", filled)
+    q, k, v = (torch.randn(9, heads, 16) for heads in (4, 2, 2))
+    ends = torch.tensor([2, 3, 7], dtype=torch.int32)
+    out, lse = varlen_attention(q, k, v, ends, return_lse=True)
+    for rows in (slice(0, 2), slice(7, 9)):
+        assert (out[rows] == 0).all() and (lse[rows] == -math.inf).all()
+    same = varlen_attention(q[2:7], k[2:7], v[2:7], ends - 2)
+    assert torch.equal(out[2:7], same)
+
+
 def test_scores_see_the_sequence():
     q, k, v = tensors()
     shift = torch.randn(4)

@@ -64,8 +64,8 @@ def varlen_attention(
     dropout_p: as in flex_attention; which weights are kept follows from a sequence's number and
     from places within it. Gradients of query, key, value, sinks and every float tensor that
     score captures follow, from out and lse; those of pools are sums over all places that name a
-    key. Rows behind cu_seqlens_q[-1], as padding leaves them, are 0, their lse -inf. Returns
-    out, or (out, lse) with lse [T, H].
+    key. Rows before cu_seqlens_q[0] and behind cu_seqlens_q[-1], as padding leaves them, are 0,
+    their lse -inf. Returns out, or (out, lse) with lse [T, H].
     """
     if not is_apart():
         given = query, key, value, cu_seqlens_q, cu_seqlens_k, block_table, seq_lens
@@ -235,11 +235,15 @@ class _Call:
 
 
 def clear_rows_of_none(starts, out, lse):
-    """Rows of no sequence are those behind the last: 0, lse -inf. Only the host knows which."""
-    tail = 0 if starts.is_cuda else max(0, int(starts[-1]))
-    out[tail:].zero_()
-    if lse is not None:
-        lse[tail:].fill_(-torch.inf)
+    """Rows of no sequence are those before the first and behind the last: 0, lse -inf. Only the
+    host knows which."""
+    first = past = 0
+    if not starts.is_cuda:
+        first, past = max(0, int(starts[0])), max(0, int(starts[-1]))
+    for rows in (slice(first), slice(past, None)):
+        out[rows].zero_()
+        if lse is not None:
+            lse[rows].fill_(-torch.inf)
 
 
 def _tensors_of(score):
