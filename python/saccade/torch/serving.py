@@ -83,7 +83,8 @@ def cached_attention(
     [B + 1], indices [all] and last_page_len [B]. int32 tensors, where the pool lies.
     Ragged: with cu_seqlens_q [B + 1] query is [T, H, D], out [T, H, Dv] and lse [T, H]; with
     cu_seqlens_k key is [T, Hkv, D] and value [T, Hkv, Dv]. max_seqlen_q and max_seqlen_k: no
-    sequence is longer; on the CPU 0 stands for what they are.
+    sequence is longer; on the CPU 0 stands for what they are. Rows of no sequence, as padding
+    leaves them, are not written: results hold anything there.
     Quantised: key and value in float8_e4m3fn, float8_e5m2, int8, or int4 as uint8 of half the
     width (low half first), with k_scale and v_scale [B|1, Hkv|1, groups of keys, groups of
     channels], f32 or f16; of pools [pages|1, Hkv|1, ..].
