@@ -134,7 +134,20 @@ def test_rows_past_the_batch_go_nowhere():
         cache.append(0, k[:1], k[:1])
     cache.step(pair, [0, 0])
     cache.append(0, k[:2, :, :1], k[:2, :, :1])
+    cache.step([], [])
+    cache.append(0, k, k)
     assert torch.equal(cache.pools[0][0], held)
+
+
+def test_counts_are_numbers_of_any_kind():
+    """What a step takes its attend takes."""
+    cache = st.PagedCache(1, pages=4, page=PAGE, sequences=2, heads=HKV, head_dim=D)
+    pair = [cache.add(), cache.add()]
+    k, q = torch.randn(2, HKV, D), torch.randn(2, 2 * HKV, D)
+    for counts in ([True, True], torch.ones(2, dtype=torch.uint8)):
+        cache.step(pair, counts)
+        cache.append(0, k, k)
+        assert type(cache.most_new) is int and cache.attend(0, q).shape == q.shape
 
 
 @pytest.mark.parametrize("shape", [(0, HKV, D), (2, HKV, 0, D), (0, HKV, 1, D)])

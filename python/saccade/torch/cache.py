@@ -133,9 +133,9 @@ class PagedCache(Cache):
         n = len(sequences)
         rows, lengths = self.table(sequences, self._table.shape[1])
         self.block_table, self.seq_lens = self._table[:n], self._lengths[:n]
-        starts, self.most_new = [0], max(counts, default=0)
-        self._counts = [int(n) for n in counts]
-        for count in counts:
+        starts, self._counts = [0], [int(n) for n in counts]
+        self.most_new = max(self._counts, default=0)
+        for count in self._counts:
             starts.append(starts[-1] + count)
         shape = (n, self._table.shape[1])
         self.block_table.copy_(torch.tensor(rows, dtype=torch.int32).view(shape))
@@ -183,6 +183,8 @@ class PagedCache(Cache):
             raise ValueError(
                 f"key: got {key.shape[0] * each} keys, expected the {wanted} of the step"
             )
+        if not counts:  # a step of no sequences: all rows are more than its own
+            return
         append_keys(
             key,
             value,
@@ -200,7 +202,7 @@ class PagedCache(Cache):
         self, layer: int, query: torch.Tensor, mask: Any = "causal()", **options: Any
     ) -> Any:
         """cached_attention over this layer: query [B, H, Q, D], or [T, H, D] with the rows of
-        sequences as their new keys are."""
+        sequences as their new keys are; results of more rows than these hold anything."""
         layer = self._layer(layer)
         self._new_keys()
         check_plain("query", query)
