@@ -54,6 +54,23 @@ def test_every_key_without_a_mask(name, call):
         call([-1, 1, 9, 2], mask=None)
 
 
+def test_a_table_costs_what_its_sequences_hold(monkeypatch):
+    """It may have room for the longest sequence that a model takes: no entry past the lengths
+    is made a number of Python's, in first calls and in those that follow."""
+    read, tolist = [], torch.Tensor.tolist
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda t: read.append(t.numel()) or tolist(t))
+    wide = torch.full((2, 1 << 12), -1, dtype=torch.int32)
+    wide[:, :2] = numbers(0, 1, 9, 3).view(2, 2)
+    q = torch.randn(2, 4, 1, 16)
+    for mask in ("causal()", None):
+        for _ in range(2):
+            given = dict(block_table=wide, seq_lens=numbers(16, 9))
+            out = st.cached_attention(q, POOL, POOL, mask, **given)
+        same = st.cached_attention(q, POOL, POOL, mask, **given | dict(block_table=wide[:, :2]))
+        assert torch.equal(out, same)
+    assert read and max(read) <= 4
+
+
 def test_entries_past_a_length_mean_nothing():
     whole = by_table([0, 1, 9, 3], (16, 8)).shape
     assert by_table([0, 1, 9, -1], (16, 8)).shape == whole

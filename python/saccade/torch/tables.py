@@ -38,12 +38,9 @@ def check_absent(keys: Keys, first, rows, is_causal: bool) -> None:
     """BadValue for a page of -1 whose keys are live: those that a sequence's last query sees
     in a causal mask, or all. first: positions of sequences' first queries, None: the last
     query stands at the last key; rows: how many queries."""
-    entries, name = keys.table.tolist(), keys.name  # lists: torch's calls take longer
-    if keys.indptr is not None:
-        starts = keys.indptr.tolist()
-        entries = [entries[a:b] for a, b in zip(starts, starts[1:])]
-    n = len(entries)
+    n = (keys.table if keys.indptr is None else keys.indptr[1:]).shape[0]
     lengths, rows, first = _each(keys.lengths, n), _each(rows, n), _each(first, n)
+    entries, name = _entries(keys, max(lengths, default=0)), keys.name
     for b, (own, seen, count, at) in enumerate(zip(entries, lengths, rows, first)):
         if is_causal and at is not None:
             seen = min(seen, at + count)
@@ -54,6 +51,15 @@ def check_absent(keys: Keys, first, rows, is_causal: bool) -> None:
                 f"{name}: got -1 in entry {used.index(-1)} of batch {b}, whose keys are live, "
                 f"expected 0 to {keys.pages - 1}",
             )
+
+
+def _entries(keys: Keys, longest: int) -> list[list[int]]:
+    """Those of each sequence, as lists: torch's calls take longer. A table [B, most] may have
+    many more than any sequence has keys."""
+    if keys.indptr is None:
+        return keys.table[:, : max(0, -(-longest // keys.page))].tolist()
+    entries, starts = keys.table.tolist(), keys.indptr.tolist()
+    return [entries[a:b] for a, b in zip(starts, starts[1:])]
 
 
 def _each(x, n):
