@@ -139,6 +139,26 @@ def test_rows_past_the_batch_go_nowhere():
     assert torch.equal(cache.pools[0][0], held)
 
 
+def test_a_step_writes_the_columns_of_its_sequences(monkeypatch):
+    """Not all that the table has room for; of a longer step before nothing is left in rows of
+    sequences that it held."""
+    cache = st.PagedCache(1, pages=1 << 12, page=PAGE, sequences=3, heads=HKV, head_dim=D)
+    asked, table = [], type(cache).table
+    monkeypatch.setattr(
+        type(cache), "table", lambda *given: asked.append(given[2]) or table(*given)
+    )
+    a, b, c = (cache.add() for _ in range(3))
+    cache.step([a], [1])
+    cache.step([b, a, c], [5 * PAGE, 1, 3])
+    cache.free(b)
+    cache.step([c, a], [1, 1])
+    held = cache.block_table
+    assert asked == [1, 5, 5] and held.shape == (2, 1 << 12)
+    assert (held[:, :1] >= 0).all() and (held[:, 1:] == -1).all()
+    cache.step([a, c, cache.add()], [1, 1, 0])
+    assert (cache.block_table[2] == -1).all()
+
+
 def test_counts_are_numbers_of_any_kind():
     """What a step takes its attend takes."""
     cache = st.PagedCache(1, pages=4, page=PAGE, sequences=2, heads=HKV, head_dim=D)

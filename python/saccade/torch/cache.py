@@ -116,6 +116,7 @@ class PagedCache(Cache):
         self.block_table, self.seq_lens = self._table[:0], self._lengths[:0]
         self.cu_seqlens = self._starts[:1]
         self.most_new = 0
+        self._columns = 1  # of the table that were ever written
         self._counts: Optional[list[int]] = None
 
     def _new_keys(self) -> list[int]:
@@ -131,17 +132,25 @@ class PagedCache(Cache):
         if copies:
             self._copy(copies)
         n = len(sequences)
-        rows, lengths = self.table(sequences, self._table.shape[1])
+        columns = self._columns_of(sequences)
+        rows, lengths = self.table(sequences, columns)
         self.block_table, self.seq_lens = self._table[:n], self._lengths[:n]
         starts, self._counts = [0], [int(n) for n in counts]
         self.most_new = max(self._counts, default=0)
         for count in self._counts:
             starts.append(starts[-1] + count)
-        shape = (n, self._table.shape[1])
-        self.block_table.copy_(torch.tensor(rows, dtype=torch.int32).view(shape))
+        entries = torch.tensor(rows, dtype=torch.int32).view(n, columns)
+        self.block_table[:, :columns].copy_(entries)
         self.seq_lens.copy_(torch.tensor(lengths, dtype=torch.int32))
         self.cu_seqlens = self._starts[: n + 1]
         self.cu_seqlens.copy_(torch.tensor(starts, dtype=torch.int32))
+
+    def _columns_of(self, sequences: Sequence[int]) -> int:
+        """How many columns of the table a step writes: those of its longest sequence, or of one
+        before, whose entries become -1. The table has room for far more."""
+        longest = max((self.length(s) for s in sequences), default=0)
+        self._columns = max(self._columns, -(-longest // self.page))
+        return self._columns
 
     def _copy(self, copies: Sequence[tuple[int, int]]) -> None:
         pairs = torch.tensor(copies, device=self.device)
