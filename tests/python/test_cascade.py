@@ -57,6 +57,24 @@ def test_lengths_are_read_in_each_call():
     torch.testing.assert_close(prefix.attention(*qkv), st.cached_attention(*qkv, **paged))
 
 
+def test_checks_cost_what_sequences_hold(monkeypatch):
+    """The table may have room for the longest sequence that a model takes."""
+    prefix, qkv, paged = case([2, 1], [32, 16], 1, 8, 4)
+    wide = torch.full((3, 1 << 12), -1, dtype=torch.int32)
+    wide[:, : prefix.table.shape[1]] = prefix.table
+    prefix.table, copied, clone = wide, [], torch.Tensor.clone
+    monkeypatch.setattr(torch.Tensor, "clone", lambda t: copied.append(t.numel()) or clone(t))
+    torch.testing.assert_close(prefix.attention(*qkv), st.cached_attention(*qkv, **paged))
+    assert copied and max(copied) < 100
+
+
+def test_no_sequences():
+    none, ends = torch.zeros(0, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
+    prefix = st.SharedPrefix(none.view(0, 3), none, ends, ends[:1], page=8, max_shared=8)
+    pool = torch.randn(2, HKV, 8, D)
+    assert prefix.attention(torch.randn(0, 4, 1, D), pool, pool).shape == (0, 4, 1, D)
+
+
 def test_parts_are_not_rounded():
     prefix, qkv, paged = case([5], [320], 1, 16, 4, torch.bfloat16)
     want = st.cached_attention(*(x.double() for x in qkv), **paged)

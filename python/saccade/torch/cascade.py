@@ -114,7 +114,8 @@ class SharedPrefix:
     def _check_present(self, shared, mask: Optional[Resolved], pages):
         """Raises for a page of -1 that holds shared keys, which all queries see, or with no
         mask or a causal one a sequence's own."""
-        table = self.table.clone()
+        held = -(-max(self.lengths.tolist(), default=0) // self.page)
+        table = self.table[:, :held].clone()
         first = self.shared[0][:-1][self.shared[0].diff() > 0]
         of_shared = torch.arange(table.shape[1]) < (shared // self.page)[:, None]
         others = torch.ones(self.B, dtype=torch.bool)
