@@ -6,6 +6,7 @@
 
 #include "base/convert.h"
 #include "cpu/forward/forward.h"
+#include "plan/gradient_sums.h"
 #include "support/chunk_case.h"
 #include "support/short_run.h"
 
@@ -770,14 +771,42 @@ static void test_kept_terms(void **state)
     drop_call(&c);
 }
 
+/* Sums that are added to a pool leave rows that no key lies in as they are, to the sign of a
+ * zero: a sequence of a ragged run passes over what others hold. */
+static void test_rows_of_no_key(void **state)
+{
+    enum { PAGES = 5, PAGE = 2, DIM = 3, KEYS = 3 };
+    const int32_t entries[] = {3, 1};
+    const plan_chunks chunks = {
+        .first = entries, .row_stride = 2, .count = 2, .size = PAGE, .is_paged = 1};
+    const int64_t by_key[] = {1, 1, KEYS, DIM}, by_page[] = {PAGES, 1, PAGE, DIM};
+    float each[KEYS * DIM], sums[PAGES * PAGE * DIM];
+    uint64_t room[2 * KEYS];
+    const saccade_tensor from = saccade_tensor_of(each, SACCADE_F32, 4, by_key);
+    const saccade_tensor to = saccade_tensor_of(sums, SACCADE_F32, 4, by_page);
+    (void)state;
+    for (int i = 0; i < KEYS * DIM; i++)
+        each[i] = (float)i + 1;
+    for (int is_added = 0; is_added < 2; is_added++) {
+        for (int i = 0; i < PAGES * PAGE * DIM; i++)
+            sums[i] = -0.0f;
+        plan_sum_chunks(&from, &chunks, room, &to, is_added, 1);
+        for (int i = 0; i < PAGES * PAGE * DIM; i++) {
+            const int page = i / DIM / PAGE, key = i / DIM % PAGE + (page == 1 ? PAGE : 0);
+            const int is_key = (page == 1 || page == 3) && key < KEYS;
+            assert_true(sums[i] == (is_key ? each[key * DIM + i % DIM] : 0));
+            if (page != 1 && page != 3)
+                assert_int_equal(!!signbit(sums[i]), is_added);
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_chunks),
-        cmocka_unit_test(test_repeated),
-        cmocka_unit_test(test_gathers),
-        cmocka_unit_test(test_masked_values),
-        cmocka_unit_test(test_kept_terms),
+        cmocka_unit_test(test_chunks),        cmocka_unit_test(test_rows_of_no_key),
+        cmocka_unit_test(test_repeated),      cmocka_unit_test(test_gathers),
+        cmocka_unit_test(test_masked_values), cmocka_unit_test(test_kept_terms),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

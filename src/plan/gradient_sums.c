@@ -207,6 +207,12 @@ static void sum_row(const chunk_job *job, int64_t from, int64_t h, int64_t r, in
     }
 }
 
+/* Whether no entry from `from` on, the first that reaches row r or further, holds it. */
+static int is_held_by_none(const chunk_job *job, int64_t from, int64_t r)
+{
+    return from == job->n || (r < job->rows - 1 && first_of(job, job->entries[from]) > r);
+}
+
 /* The first entry whose chunk reaches row r or further. */
 static int64_t first_entry(const chunk_job *job, int64_t r)
 {
@@ -233,6 +239,8 @@ static void sum_rows(void *arg, int64_t item, int thread)
     for (int64_t r = r0; r < r1; r++) {
         while (from < job->n && first_of(job, job->entries[from]) + size <= r)
             from++;
+        if (job->is_added && is_held_by_none(job, from, r))
+            continue; /* sequences of a ragged run add to a pool in turn, each to few rows */
         for (int64_t d = 0; d < dim; d += WIDTH) {
             const int64_t width = smaller(dim - d, WIDTH);
             sum_row(job, from, h, r, d, width, sums);
