@@ -91,6 +91,10 @@ def test_index_errors():
         b[2]
     with pytest.raises(IndexError, match="at most 3"):
         b[0, 0, 0, 0]
+    with pytest.raises(IndexError, match="slice of step 1"):
+        b[:, :, 3, :]
+    with pytest.raises(ValueError, match="lists of blocks"):
+        b[:, :, 1:4][:, :, 5:9, :]
 
 
 def test_slices_keep_their_meaning():
@@ -112,6 +116,42 @@ def test_slices_keep_their_meaning():
         want = st.flex_attention(q[:, :, :50], k[:, :, :40], v[:, :, :40], None, again)
         torch.testing.assert_close(got, want)
         same(again, cropped)
+
+
+@pytest.mark.parametrize("name", ["causal", "heads", "document"])
+@pytest.mark.parametrize("rows", [slice(-1, None), slice(21, 40), slice(16, None)])
+def test_queries_of_a_mask(name, rows):
+    """Four indices cut queries, wherever blocks begin, as of a dense mask."""
+    g = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 3, n, 16, generator=g) for n in (Q, KV, KV))
+    full = st.create_block_mask(MASKS[name], 2, 3, Q, KV, BLOCK_SIZE=BLOCK)
+    cut = lambda q, k, v, mask: st.flex_attention(  # noqa: E731
+        q[:, :, rows], k, v, None, mask[:, :, rows, :]
+    )
+    want = st.flex_attention(q, k, v, None, full)[:, :, rows]
+    torch.testing.assert_close(cut(q, k, v, full), want)
+    part = full[:, :, rows, :]
+    torch.testing.assert_close(
+        st.create_mask(part.mask_mod, 2, 3, want.shape[2], KV),
+        st.create_mask(MASKS[name], 2, 3, Q, KV)[:, :, rows],
+    )
+    assert full[:, :, :, :] is full
+    torch._dynamo.reset()
+    compiled = torch.compile(cut, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(q, k, v, full), want)
+
+
+def test_queries_of_a_mask_that_a_graph_makes():
+    q = torch.randn(1, 1, 40, 16)
+
+    def inside(q):
+        mask = st.create_block_mask("causal()", None, None, 40, 40)
+        return st.flex_attention(q[:, :, 7:], q, q, None, mask[:, :, 7:, :])
+
+    torch._dynamo.reset()
+    compiled = torch.compile(inside, fullgraph=True, backend="aot_eager")
+    want = st.flex_attention(q, q, q, None, "causal()")[:, :, 7:]
+    torch.testing.assert_close(compiled(q), want)
 
 
 def test_a_call_of_fewer_batches_takes_the_first_of_a_mask():

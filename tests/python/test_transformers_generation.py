@@ -29,6 +29,15 @@ CONFIGS = {
         **ALTERNATING, num_local_experts=2, num_experts_per_tok=1
     ),
 }
+if hasattr(transformers, "Gemma4TextConfig"):  # whose last layers see the last queries alone
+    CONFIGS["gemma4"] = lambda: transformers.Gemma4TextConfig(
+        **dict(WINDOWED, num_hidden_layers=4),
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        num_kv_shared_layers=2,
+        global_head_dim=16,
+        vocab_size_per_layer_input=97,
+        hidden_size_per_layer_input=8,
+    )
 
 
 @pytest.fixture(scope="module", autouse=True)

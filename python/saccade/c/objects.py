@@ -339,6 +339,11 @@ class BlockMaskHandle:
         graph leaves open stay so."""
         return tuple(i for i, n in enumerate(_NAMES) if not self.mod.reads.isdisjoint(n))
 
+    @property
+    def is_proven(self) -> bool:
+        """Whether it is all that its mod says, and no list of blocks was given."""
+        return self._remade is not None
+
     def holds_for(self, *sizes: int) -> bool:
         """Whether the proof is one for these B, H, Hkv, D and Dv: it read none that differs."""
         if self._remade is None:

@@ -19,7 +19,17 @@ from .checks import count_of, device_of
 from .index_lists import check_lists, columns_of, dense_of, marks_of, transposed_lists
 from .mask_pictures import in_characters, in_html, live_of_runs
 from .mask_objects import exported, imported, own_dimensions
-from .mask_slices import Range, are_ranges, moved, noop_mask, picked, picks_of, rows_of
+from .mask_slices import (
+    Range,
+    are_ranges,
+    moved,
+    moved_by,
+    noop_mask,
+    picked,
+    picks_of,
+    queries_of,
+    rows_of,
+)
 from .mods import AnyMod
 
 DEFAULT_BLOCK = 128
@@ -527,8 +537,11 @@ class BlockMask:
         )._after(self)
 
     def __getitem__(self, index: Any) -> "BlockMask":
-        """Picks batches, heads and rows of blocks; the mod goes on seeing original
-        positions."""
+        """Picks batches, heads and rows of blocks; the mod goes on seeing original positions.
+        Of four indices, as a dense mask is cut for fewer queries, the third is a slice of
+        queries, and the others are whole."""
+        if isinstance(index, tuple) and len(index) == 4:
+            return self._queries(*queries_of(index, self._seq_lengths[0]))
         shape = self.index_shape()
         picks, block = picks_of(index, shape[:-1]), self.BLOCK_SIZE[0]
         lengths = rows_of(picks[-1], self._seq_lengths[0], block), self._seq_lengths[1]
@@ -544,6 +557,24 @@ class BlockMask:
             return _anew(mod, lengths, lead, self.BLOCK_SIZE, self._device)._after(self)
         lists = self._lists(False)
         return self._like(lengths, [picked(t, picks) for t in lists], self._device, mod)
+
+    def _queries(self, first: int, count: int) -> "BlockMask":
+        """So many queries from this one on."""
+        Q, KV = self._seq_lengths
+        if first == 0 and count == Q:
+            return self
+        mod, lengths = moved_by(self._mask_mod, first, count), (count, KV)
+        if _is_in_graph() and graph_masks.has_number(self):
+            *lead, _, columns = self.index_shape()
+            shape = (*lead, -(-count // self.BLOCK_SIZE[0]), columns)
+            return self._as_part(lengths, mod, (4, first, count), shape, 4)
+        if _is_in_graph() or not self.handle().is_proven:
+            raise ValueError(
+                "got queries of a mask that lists of blocks say, expected a mask as "
+                "create_block_mask makes it, or rows of blocks: mask[:, :, rows]"
+            )
+        made = _anew(mod, lengths, self.handle().lead, self.BLOCK_SIZE, self._device)
+        return made._after(self)
 
     # ---- torch's trees ----
 

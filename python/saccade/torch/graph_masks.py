@@ -94,7 +94,8 @@ def stands_for(mask, device, is_for_export):
     return 0, lists, [*mask._seq_lengths, *mask.BLOCK_SIZE], mod
 
 
-# ---- steps: 0 and new lengths, or how many dimensions are sliced, and how ----
+# ---- steps: 0 and new lengths, 4 and the queries that are picked, or how many dimensions are
+# sliced, and how ----
 
 
 def slices(picks):
@@ -113,6 +114,10 @@ def follow(mask, steps) -> Any:
         n = rest.pop(0)
         if n == 0:
             mask = mask._adjust(*rest[:2])
+            del rest[:2]
+        elif n == 4:
+            first, count = rest[:2]
+            mask = mask[:, :, first : first + count, :]
             del rest[:2]
         else:
             given = [rest[3 * axis : 3 * axis + 3] for axis in range(n)]

@@ -46,6 +46,35 @@ def picks_of(index, shape):
     return found
 
 
+def queries_of(index, Q):
+    """(first, count) of four indices that pick queries of a dense mask."""
+    queries = index[2]
+    whole = slice(None)
+    if any(x != whole for x in (index[0], index[1], index[3])):
+        raise IndexError(
+            "got 4 indices, expected at most 3: batch, head, row, or mask[:, :, queries, :]"
+        )
+    if not isinstance(queries, slice) or queries.step not in (None, 1):
+        raise IndexError(f"got queries {queries!r}, expected a slice of step 1")
+    first, count, _ = _pick(queries, Q, 2)
+    return first, count
+
+
+def moved_by(mod, first, count):
+    """The mod of so many queries from this one on."""
+    if mod is noop_mask:
+        return mod
+    if torch.compiler.is_dynamo_compiling() and isinstance(mod, (str, AnyMod)):
+        rows = torch.arange(count, dtype=torch.int32, device="cpu") + first
+        return _moved_text(mod, [None, None, rows], 1)
+    inner = captured.callable_of(mod)
+
+    def moved(b, h, q_idx, kv_idx):
+        return inner(b, h, q_idx + first, kv_idx)
+
+    return moved
+
+
 def _pick(x, n, axis):
     if isinstance(x, int):
         if not -n <= x < n:

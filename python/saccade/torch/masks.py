@@ -15,6 +15,7 @@ from .checks import check_indices, count_of, device_of
 from .graph_breaks import disabled
 from .graph_masks import numbered
 from .index_lists import marks_of, ordered
+from .mask_slices import moved_by
 from .memory import is_without_values
 from .mods import AnyMod, Resolved, captured, is_code, refuse_class, tensors_of, text_of
 from .recording import fake_mode, is_described
@@ -125,6 +126,12 @@ class Unproven(BlockMask):
             return super()._adjust(new_q_len, new_kv_len)
         mask_mod, (B, H, _, _), *rest = self.given
         return Unproven((mask_mod, (B, H, new_q_len, new_kv_len), *rest))
+
+    def _queries(self, first, count):
+        if "given" not in self.__dict__:
+            return super()._queries(first, count)
+        mask_mod, (B, H, _, KV), *rest = self.given
+        return Unproven((moved_by(mask_mod, first, count), (B, H, count, KV), *rest))
 
     @property
     def shape(self):
