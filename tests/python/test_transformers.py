@@ -115,6 +115,54 @@ def test_dense_bool_masks_select():
     assert torch.allclose(out.transpose(1, 2), want, atol=1e-5)
 
 
+@pytest.mark.parametrize("shape", [(6, 6), (1, 6), (2, 6, 6), (1, 1, 6)])
+def test_tensors_of_fewer_dimensions(shape):
+    """They are broadcast from the last dimension on, as torch does, and so is a bias."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(3, 2, 6, 8) for _ in range(3))
+    added = torch.randn(shape)
+    from saccade.torch.transformers import _attention
+
+    want = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=added)
+    module = torch.nn.Module()
+    out, _ = _attention(module, q, k, v, added)
+    torch.testing.assert_close(out.transpose(1, 2), want)
+    out, _ = _attention(module, q, k, v, None, position_bias=added, is_causal=False)
+    torch.testing.assert_close(out.transpose(1, 2), want)
+
+
+def test_sinks_of_each_row():
+    """As Inkling 2 makes them, by another name than the sinks of each head."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 4, 6, 8) for _ in range(3))
+    sinks = torch.randn(2, 4, 6, 1)
+    from saccade.torch.transformers import _attention
+
+    weights = torch.cat([q @ k.mT * 8**-0.5, sinks], -1).softmax(-1)[..., :-1]
+    out, _ = _attention(torch.nn.Module(), q, k, v, None, sinks=sinks, is_causal=False)
+    torch.testing.assert_close(out.transpose(1, 2), weights @ v)
+
+
+@pytest.mark.parametrize("name", ["indices", "block_indices"])
+def test_selected_keys_are_refused(name):
+    """They say what a query sees beside the mask, which alone would be another model."""
+    from saccade.torch.transformers import _attention, _packed
+
+    rows = torch.randn(1, 2, 6, 8)
+    for call in (_attention, _packed):
+        with pytest.raises(NotImplementedError, match=f"got {name}"):
+            call(torch.nn.Module(), rows, rows, rows, None, **{name: torch.zeros(1, 6, 2)})
+
+
+@pytest.mark.parametrize("name", ["position_bias", "sinks"])
+def test_packed_batches_have_no_biases(name):
+    from saccade.torch.transformers import _packed
+
+    rows = torch.randn(1, 2, 6, 8)
+    with pytest.raises(NotImplementedError, match=f"got {name}"):
+        _packed(None, rows, rows, rows, None, **{name: torch.zeros(1, 2, 6, 6)})
+
+
 def test_masks_that_are_broadcast():
     """As T5's and LayoutLM's kin make them: one row for all queries, added."""
     config = small_llama()

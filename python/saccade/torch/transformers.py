@@ -87,9 +87,12 @@ def _attention(
     is_causal=None,
     output_attentions=False,
     kernel_options=None,
-    **_,
+    sinks=None,
+    **others,
 ):
-    """transformers' attention interface; query [B, H, Q, D] -> [B, Q, H, D]."""
+    """transformers' attention interface; query [B, H, Q, D] -> [B, Q, H, D]. s_aux: sinks [H];
+    sinks: those of each row, [B, H, Q, 1]."""
+    _check_selections(others)
     if output_attentions:
         _logger().warning_once(_NO_WEIGHTS)
     dense = attention_mask if torch.is_tensor(attention_mask) else None
@@ -108,6 +111,8 @@ def _attention(
             key.shape[2],
             device=query.device,
         )
+    if sinks is not None:
+        s_aux = sinks.squeeze(-1) if sinks.dim() == 4 else sinks
 
     def score(s, b, h, q_idx, kv_idx):
         if softcap is not None:
@@ -137,7 +142,9 @@ def _attention(
 
 
 def _of_all(t, *places):
-    """The element there of a tensor that is broadcast along dimensions of 1."""
+    """The element there of a tensor that is broadcast along dimensions of 1, and those before
+    its first."""
+    places = places[len(places) - t.dim() :]
     return t[tuple(at if n > 1 else 0 for n, at in zip(t.shape, places))]
 
 
@@ -157,6 +164,17 @@ def _packed(
 ):
     """The same for continuous batching: rows and keys of all sequences lie side by side, query
     [1, H, T, D], and the last row of each stands at its last key."""
+def _check_selections(given) -> None:
+    """Keys that a model selects for each query come beside its mask; to leave them out would be
+    another model."""
+    for name in ("indices", "block_indices"):
+        if given.get(name) is not None:
+            raise NotImplementedError(
+                f"saccade: got {name}, by which the model selects keys, expected a model that "
+                'says what it sees by a mask, or attn_implementation="eager"'
+            )
+
+
     if cache is not None:  # keys so far beside the new ones; chooses the layer's own lengths
         key, value = _updated(cache, module, key, value, sliding_window, kwargs)
     cu_q, cu_k = kwargs["cu_seq_lens_q"], kwargs["cu_seq_lens_k"]
@@ -173,6 +191,13 @@ def _packed(
     rows, keys, values = (t[0].transpose(0, 1) for t in (query, key, value))
     live = "causal()" if sliding_window is None else f"last_keys({int(sliding_window)})"
     out = torch.zeros(*rows.shape[:2], values.shape[2], dtype=rows.dtype)
+    _check_selections(kwargs)
+    for name in ("position_bias", "sinks"):
+        if kwargs.get(name) is not None:
+            raise NotImplementedError(
+                f"saccade: got {name} in a batch of packed sequences, expected generate, not "
+                "generate_batch"
+            )
     cached_attention(
         rows,
         keys,
