@@ -218,12 +218,41 @@ def test_models_with_attention_of_their_own_are_refused(kind):
         model._from_config(config, attn_implementation="eager")
 
 
-@pytest.mark.parametrize("kind", ["Doge", "NllbMoe", "BigBirdPegasus", "Data2VecVision"])
+@pytest.mark.parametrize(
+    "kind",
+    ["Doge", "NllbMoe", "BigBirdPegasus", "Data2VecVision", "DeepseekV32", "DeepseekV4"],
+)
 def test_models_that_compute_with_masks_are_refused(kind):
+    if not hasattr(transformers, kind + "Config"):
+        pytest.skip("not in this version of Transformers")
     config = getattr(transformers, kind + "Config")()
     with pytest.raises(ValueError, match="attention by its own code"):
         with torch.device("meta"):
             transformers.AutoModel.from_config(config, attn_implementation="saccade")
+
+
+def test_models_that_ask_for_tensors():
+    """SigLIP 2 repeats its mask for the head that pools."""
+    if not hasattr(transformers, "Siglip2VisionConfig"):
+        pytest.skip("not in this version of Transformers")
+    config = transformers.Siglip2VisionConfig(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_patches=16,
+        patch_size=4,
+    )
+    torch.manual_seed(1)
+    pixels, live = torch.randn(2, 16, 48), torch.ones(2, 16, dtype=torch.long)
+    live[1, 8:] = 0
+    a, b = both(
+        lambda n: transformers.Siglip2VisionModel._from_config(config, attn_implementation=n),
+        pixels,
+        pixel_attention_mask=live,
+        spatial_shapes=torch.tensor([[4, 4], [2, 4]]),
+    )
+    torch.testing.assert_close(a.pooler_output, b.pooler_output, rtol=1e-4, atol=1e-4)
 
 
 def test_a_padded_mask_in_a_full_graph():

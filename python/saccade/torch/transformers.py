@@ -31,11 +31,21 @@ def _mask(
     attention_mask=None,
     device="cpu",
     cache_position=None,
-    **_,
-) -> BlockMask | None:
+    config=None,
+    **others,
+) -> Any:
     """A mask in transformers' interface to a BlockMask; None where everything is live."""
     if isinstance(attention_mask, BlockMask):  # generate made it beforehand, by this function
         return attention_mask
+    if getattr(config, "model_type", None) in _WITH_TENSORS:
+        from transformers.masking_utils import sdpa_mask
+
+        queries = dict(q_length=q_length, q_offset=q_offset)
+        if cache_position is not None and q_length is None:
+            queries = dict(cache_position=cache_position)
+        given = dict(mask_function=mask_function, attention_mask=attention_mask, **queries)
+        given.update(kv_length=kv_length, kv_offset=kv_offset, device=device, **others)
+        return sdpa_mask(batch_size, **given)
     if cache_position is not None and q_length is None:
         q_length, q_offset = cache_position.shape[0], int(cache_position[0])
     if torch.is_tensor(q_length):
@@ -60,6 +70,15 @@ def _mask(
 
     return create_block_mask(moved, batch_size, None, q_length, kv_length, device=device)
 
+
+# Models that compute with their masks, and leave the rest to the function that they are given.
+_WITH_TENSORS = (
+    "lasr_encoder",
+    "nemotron_asr_streaming_encoder",
+    "qwen4_exp_text",
+    "siglip2_vision_model",
+    "t5gemma2_decoder",
+)
 
 _NO_WEIGHTS = (
     "saccade: got output_attentions=True, which gives no attention weights as none are kept, "
@@ -95,6 +114,8 @@ def _attention(
     _check_selections(others)
     if output_attentions:
         _logger().warning_once(_NO_WEIGHTS)
+    if sinks is not None:
+        s_aux = sinks.squeeze(-1) if sinks.dim() == 4 else sinks
     dense = attention_mask if torch.is_tensor(attention_mask) else None
     block_mask = attention_mask if isinstance(attention_mask, BlockMask) else None
     if (
@@ -111,8 +132,6 @@ def _attention(
             key.shape[2],
             device=query.device,
         )
-    if sinks is not None:
-        s_aux = sinks.squeeze(-1) if sinks.dim() == 4 else sinks
 
     def score(s, b, h, q_idx, kv_idx):
         if softcap is not None:
@@ -148,6 +167,17 @@ def _of_all(t, *places):
     return t[tuple(at if n > 1 else 0 for n, at in zip(t.shape, places))]
 
 
+def _check_selections(given) -> None:
+    """Keys that a model selects for each query come beside its mask; to leave them out would be
+    another model."""
+    for name in ("indices", "block_indices"):
+        if given.get(name) is not None:
+            raise NotImplementedError(
+                f"saccade: got {name}, by which the model selects keys, expected a model that "
+                'says what it sees by a mask, or attn_implementation="eager"'
+            )
+
+
 def _packed(
     module,
     query,
@@ -164,17 +194,13 @@ def _packed(
 ):
     """The same for continuous batching: rows and keys of all sequences lie side by side, query
     [1, H, T, D], and the last row of each stands at its last key."""
-def _check_selections(given) -> None:
-    """Keys that a model selects for each query come beside its mask; to leave them out would be
-    another model."""
-    for name in ("indices", "block_indices"):
-        if given.get(name) is not None:
+    _check_selections(kwargs)
+    for name in ("position_bias", "sinks"):
+        if kwargs.get(name) is not None:
             raise NotImplementedError(
-                f"saccade: got {name}, by which the model selects keys, expected a model that "
-                'says what it sees by a mask, or attn_implementation="eager"'
+                f"saccade: got {name} in a batch of packed sequences, expected generate, not "
+                "generate_batch"
             )
-
-
     if cache is not None:  # keys so far beside the new ones; chooses the layer's own lengths
         key, value = _updated(cache, module, key, value, sliding_window, kwargs)
     cu_q, cu_k = kwargs["cu_seq_lens_q"], kwargs["cu_seq_lens_k"]
@@ -191,13 +217,6 @@ def _check_selections(given) -> None:
     rows, keys, values = (t[0].transpose(0, 1) for t in (query, key, value))
     live = "causal()" if sliding_window is None else f"last_keys({int(sliding_window)})"
     out = torch.zeros(*rows.shape[:2], values.shape[2], dtype=rows.dtype)
-    _check_selections(kwargs)
-    for name in ("position_bias", "sinks"):
-        if kwargs.get(name) is not None:
-            raise NotImplementedError(
-                f"saccade: got {name} in a batch of packed sequences, expected generate, not "
-                "generate_batch"
-            )
     cached_attention(
         rows,
         keys,
@@ -305,8 +324,23 @@ def _has_own_attention(kind: type) -> bool:
     return not is_told and any(name in names for names in code for name in _MASKS)
 
 
-# These know the table, and yet compute with the mask, or take none of the table's functions.
-_OWN_CODE = ("bigbird_pegasus", "data2vec-vision", "doge", "nllb-moe", "sam_vision_model")
+# These know the table, and yet compute with the mask, take none of the table's functions, or
+# select keys by a mask for "eager" and "sdpa" alone.
+_OWN_CODE = (
+    "axk2",
+    "bigbird_pegasus",
+    "data2vec-vision",
+    "deepseek_v32",
+    "deepseek_v4",
+    "doge",
+    "dots3_note_text",
+    "glm_moe_dsa",
+    "hy_v4",
+    "hy_v4_vl_text",
+    "mistral_large4_text",
+    "nllb-moe",
+    "sam_vision_model",
+)
 
 
 def _has_own_code(config) -> bool:
