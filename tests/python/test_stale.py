@@ -284,6 +284,46 @@ def test_mask_given_as_a_callable_is_proven_again():
     run()
 
 
+def _moves(t, how):
+    """Its values to other memory, and others to where they lay."""
+    t.share_memory_() if how == "share" else t.resize_(1 << 20).resize_(N)
+    return [torch.full((N,), 7 + i, dtype=t.dtype) for i in range(99)]
+
+
+@pytest.mark.parametrize("how", ["share", "resize"])
+def test_what_a_block_mask_captures_moves(how):
+    """As a module's buffers do when it is given to another process."""
+    doc = torch.arange(N, dtype=torch.int32) // 8
+    mod = lambda b, h, i, j: (doc[i] == doc[j]) & (i >= j)  # noqa: E731
+    text = st.mask("doc[q] == doc[kv] && q >= kv", doc=doc)
+    made = st.create_block_mask(mod, None, None, N, N)
+    lists = made.kv_num_blocks, made.kv_indices
+    masks = [made, st.create_block_mask(text, None, None, N, N), made._adjust(N, N), text]
+    masks.append(st.BlockMask.from_kv_blocks(*lists, mask_mod=mod, seq_lengths=(N, N)))
+    call = lambda mask: st.flex_attention(Q, K, V, None, mask)  # noqa: E731
+    torch._dynamo.reset()
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    results = lambda: [f(m) for f in (call, compiled) for m in masks]  # noqa: E731
+    results()
+    before = results()
+    others = _moves(doc, how)
+    for _ in range(2):
+        for got, want in zip(results(), before):
+            assert torch.equal(got, want)
+    del others
+
+
+def test_a_selection_whose_captures_moved_says_so():
+    doc = torch.arange(N, dtype=torch.int32) // 8
+    made = st.BlockSelection(B, H, N, N, most=1, mask_mod=lambda b, h, i, j: doc[i] == doc[j])
+    made.select(torch.zeros(B, H, 1, 1, dtype=torch.int32))
+    st.flex_attention(Q, K, V, None, made)
+    others = _moves(doc, "share")
+    with pytest.raises(RuntimeError, match="lies elsewhere in memory"):
+        st.flex_attention(Q, K, V, None, made)
+    del others
+
+
 def test_index_tensors_changed_in_place():
     made = st.create_block_mask(lambda b, h, i, j: i >= j, None, None, N, N, BLOCK_SIZE=8)
     made = st.BlockMask.from_kv_blocks(

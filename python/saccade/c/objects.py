@@ -325,12 +325,16 @@ _NAMES = ("b", "B"), ("h", "H"), ("Hkv",), ("D",), ("Dv",)
 class BlockMaskHandle:
     """A C block mask with what it borrows: bound mod, captured arrays, positions."""
 
-    def __init__(self, handle, mod, tensors, keep, lead, made_for=(), remade=None):
-        """lead: batches and heads of the C mask, as block_mask_to_dense fills them. made_for:
-        B, H, Hkv, D and Dv that the proof knew, remade: what proves it for others; neither of
-        a mask whose lists were given."""
+    def __init__(
+        self, handle, mod, tensors, keep, lead, views, made_for=(), remade=None, again=None
+    ):
+        """lead: batches and heads of the C mask, as block_mask_to_dense fills them. views: of
+        tensors, where they lay. made_for: B, H, Hkv, D and Dv that the proof knew, remade: what
+        proves it for others, again: for these with other views; none of a mask whose lists were
+        given."""
         self.handle, self.mod, self.tensors, self.keep = handle, mod, tensors, keep
         self.lead, self._made_for, self._remade = lead, made_for, remade
+        self.views, self._again = views, again
         self._prepared = set()
 
     @functools.cached_property
@@ -354,6 +358,10 @@ class BlockMaskHandle:
         """The same mask for these B, H, Hkv, D and Dv."""
         return self if self.holds_for(*sizes) else self._remade(*sizes)
 
+    def moved(self, views) -> "BlockMaskHandle | None":
+        """The same mask of tensors that lie elsewhere; None where that cannot be had."""
+        return None if self._again is None else self._again(views)
+
     def prepare(self, p: Plan, device: int = 0) -> None:
         """device: the one whose context is current, which the runs are copied to; -1: none."""
         if (p, device) not in self._prepared:
@@ -371,12 +379,13 @@ class BlockMaskHandle:
 
     def window(self, q0, Q, kv0, KV) -> "BlockMaskHandle":
         h = abi.create("block_mask_window", self.handle, q0, Q, kv0, KV)
-        remade = None
+        remade = again = None
         if self._remade is not None:
             remade = functools.partial(_window_of, self._remade, (q0, Q, kv0, KV))
-        keep = self.keep, self
+            again = functools.partial(_window_of, self._again, (q0, Q, kv0, KV))
+        how = self._made_for, remade, again
         return BlockMaskHandle(
-            h, self.mod, self.tensors, keep, self.lead, self._made_for, remade
+            h, self.mod, self.tensors, (self.keep, self), self.lead, self.views, *how
         )
 
     def row(self, b: int, h: int, row: int):
@@ -406,8 +415,8 @@ class BlockMaskHandle:
             lib.saccade_block_mask_destroy(self.handle)
 
 
-def _window_of(remade, window, *sizes):
-    return remade(*sizes).window(*window)
+def _window_of(make, window, *given):
+    return make(*given).window(*window)
 
 
 _LONG = 1 << 20  # positions, which might take longer than a look at signals
@@ -438,7 +447,12 @@ def block_mask_create(
         rest = keep, context, 0, positions
         return block_mask_create(mod, views, sizes, block_q, block_kv, *rest)
 
-    return BlockMaskHandle(h, mod, keep, array, sizes[:2], (B, H, Hkv, D, Dv), remade)
+    def again(views):
+        rest = keep, context, budget, positions
+        return block_mask_create(mod, views, sizes, block_q, block_kv, *rest)
+
+    made_for = B, H, Hkv, D, Dv
+    return BlockMaskHandle(h, mod, keep, array, sizes[:2], views, made_for, remade, again)
 
 
 def block_mask_import(
@@ -456,15 +470,15 @@ def block_mask_import(
         array,
         len(names),
     )
-    return BlockMaskHandle(h, mod, keep, array, sizes[:2])
+    return BlockMaskHandle(h, mod, keep, array, sizes[:2], views)
 
 
 class SelectedHandle(BlockMaskHandle):
     """One whose blocks are selected while a model runs. A plan's copy of its lists on a device
     is made when the mask is prepared, and then filled with what was selected last."""
 
-    def __init__(self, handle, mod, tensors, keep, lead):
-        super().__init__(handle, mod, tensors, keep, lead)
+    def __init__(self, handle, mod, tensors, keep, lead, views):
+        super().__init__(handle, mod, tensors, keep, lead, views)
         self.again = None  # selects what was selected last once more
         self.times: Any = None  # a tensor that counts as changed in place by a selection
 
@@ -501,7 +515,7 @@ def block_mask_selected(options, mod: Mod | None, views, sizes, keep) -> Selecte
         array,
         len(names),
     )
-    return SelectedHandle(h, mod, keep, array, sizes[:2])
+    return SelectedHandle(h, mod, keep, array, sizes[:2], views)
 
 
 @functools.lru_cache(maxsize=None)

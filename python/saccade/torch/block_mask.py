@@ -30,7 +30,8 @@ from .mask_slices import (
     queries_of,
     rows_of,
 )
-from .mods import AnyMod
+from .memory import MOVED, has_moved
+from .mods import AnyMod, view
 
 DEFAULT_BLOCK = 128
 BlockSize = int | tuple[int, int]
@@ -293,7 +294,23 @@ class BlockMask:
             self._stamp, self._marks = object(), marks_of(self._forward)
         if self._marks is not None and self._marks != marks_of(self._forward):
             self._replaced()
+        if not _is_in_graph() and self._handle is not None and self._handle.tensors:
+            self._follow(self._handle)
         return self._stamp
+
+    def _follow(self, handle):
+        """What the mask captures may have moved: by share_memory_, as processes do that are
+        given a module, or by resize_."""
+        if not has_moved(handle.tensors, handle.views):
+            return
+        self._handle = None
+        if not self._is_given:
+            self._handle = handle.moved([view(t) for t in handle.tensors])
+            if self._handle is None:
+                self._handle = handle
+                raise RuntimeError(MOVED)
+        self._stamp = object()
+        self._parts.clear()
 
     def _replaced(self):
         """The index tensors are now what counts."""

@@ -40,7 +40,7 @@ from .gradients import gradient_like, gradients
 from .graph_breaks import disabled
 from .graph_masks import of_number, stands_for
 from .masks import mask_of_tensors, mask_or_mod
-from .memory import NO_VMAP
+from .memory import NO_VMAP, has_moved
 from .mod_arguments import OPERANDS, ModArguments, Operands
 from .mods import AnyMod, Resolved, place, text_of, untraced
 from .recording import fake_mode, is_traced
@@ -72,7 +72,11 @@ class _OpCall:
         self.numbers = found.tensors[n_tensors:] if found else []
 
     def has_read(self, captures, lists) -> bool:
-        """Whether the mask was made from the values that these have."""
+        """Whether the mask was made from the values that these have, and reads them where they
+        lay."""
+        mask = self.call.runner.mask
+        if mask is not None and has_moved(mask.tensors or (), mask.views):
+            return False
         return all(map(torch.equal, [*lists, *captures[self.n_tensors :]], self.read))
 
     def _drawn(self, state):

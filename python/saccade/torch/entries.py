@@ -101,6 +101,12 @@ class _Entry:
         if self.held is None and self.captured or not all(w.is_quick() for w in self.watches):
             return
         watched = [w.held for w in self.watches if w.held is not None]
+        handle = self.call.runner.mask
+        read = [t for t in handle.tensors or () if t.dim()] if handle is not None else []
+        if read:
+            watched.append(warm.tensors_of(read))
+            if watched[-1] is None:
+                return
         self.quick = (self.mask, self.version, *watched, self.held)
 
     def current(self):

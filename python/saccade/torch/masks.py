@@ -223,7 +223,7 @@ def block_mask_of(
     )
     made.is_anywhere = device is None
     if any(v.shape for v in found.views):
-        made._check = lambda sizes: check_indices("mask", found, sizes, _SAMPLE)
+        made._check = lambda sizes: check_indices("mask", found.again(), sizes, _SAMPLE)
     return made
 
 

@@ -56,6 +56,17 @@ def check_memory(name, t):
         )
 
 
+MOVED = (
+    "block_mask: got a captured tensor that lies elsewhere in memory than when the mask was "
+    "made (share_memory_, resize_), expected the mask to be made anew"
+)
+
+
+def has_moved(tensors, views) -> bool:
+    """Whether one that the library reads in place lies elsewhere than its view says."""
+    return any(t.dim() and t.data_ptr() != v.address for t, v in zip(tensors, views))
+
+
 def _got(t):
     return f"got {words_of(t)}, which has no memory of its own, expected a plain tensor"
 

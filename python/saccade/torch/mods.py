@@ -397,6 +397,11 @@ class Resolved:
             if isinstance(t, torch.Tensor) and t.data_ptr() != placed.data_ptr()
         ]
 
+    def again(self) -> "Resolved":
+        """Itself, with views of its tensors where they lie now."""
+        self.views = [view(t) for t in self.tensors]
+        return self
+
     names = property(lambda self: list(self.bound.names))
 
 
