@@ -173,6 +173,34 @@ def test_sizes_read_by_a_mod_in_one_graph(compiler, name, dynamic):
 
 
 @pytest.mark.skipif(not compiled.masks.graphs_take_callables, reason="torch of old graphs")
+def test_integers_of_texts_in_one_graph(compiler):
+    """Once such a number is seen to change, none of its values compiles again."""
+    g = torch.Generator().manual_seed(0)
+    x, slope = torch.randn(1, 2, 40, 16, generator=g), torch.rand(2, generator=g)
+    x.requires_grad_()
+    slope.requires_grad_()
+
+    def f(x, slope, n):
+        bias = st.score("score + s[h] * n * (kv - q)", s=slope, n=n)
+        return st.flex_attention(x, x, x, bias, st.mask("q >= kv && q - kv < w", w=n))
+
+    def run(f, n):
+        out = f(x, slope, n)
+        return out, *torch.autograd.grad(out.square().sum(), (x, slope))
+
+    torch._dynamo.reset()
+    graphs = []
+    count = lambda graph, _: graphs.append(graph) or graph  # noqa: E731
+    plain = compiler(f, fullgraph=True, backend=count)
+    lowered = compiler(f, fullgraph=True, backend="aot_eager")
+    for n in (3, 5, 9, 4, 70):
+        for got in (plain, lowered):
+            for a, b in zip(run(got, n), run(f, n)):
+                assert torch.allclose(a, b, 1e-4, 1e-4)
+    assert len(graphs) == 2
+
+
+@pytest.mark.skipif(not compiled.masks.graphs_take_callables, reason="torch of old graphs")
 @pytest.mark.parametrize("strict", (False, True))
 @pytest.mark.parametrize("name", ("shape", "float", "mask"))
 def test_sizes_read_by_an_exported_mod(name, strict):

@@ -6,13 +6,31 @@ from __future__ import annotations
 from typing import Any, List, NamedTuple, Optional, Sequence
 
 import torch
+from torch.fx.experimental import symbolic_shapes
 
 from .mods import AnyMod
 
 
+_has_static_value = getattr(symbolic_shapes, "has_static_value", None)
+
+
+def _is_open(x: Any) -> bool:
+    """Whether it is an integer that a graph of torch.compile leaves open."""
+    if _has_static_value is None or not torch.compiler.is_dynamo_compiling():
+        return False
+    return isinstance(x, int) and not _has_static_value(x)
+
+
+def _as_input(x: Any) -> torch.Tensor:
+    if isinstance(x, torch.Tensor):
+        return x
+    return torch.scalar_tensor(x, dtype=torch.int64, device="cpu")
+
+
 class ModArguments(NamedTuple):
     """Two mods as an operator's arguments. names: those of the score's tensors and then numbers
-    ("slope w:float"), a bar, the mask's; captures and numbers are in the same order."""
+    ("slope w:float"), a bar, the mask's; captures and numbers are in the same order. Integers
+    that a graph leaves open are tensors."""
 
     captures: List[torch.Tensor]
     numbers: List[float]
@@ -32,9 +50,9 @@ class ModArguments(NamedTuple):
             if isinstance(mod, AnyMod):
                 texts.append(mod.text)
                 for name, c in mod.captures.items():
-                    if isinstance(c, torch.Tensor):
+                    if isinstance(c, torch.Tensor) or _is_open(c):
                         tensors.append(name)
-                        captures.append(c)
+                        captures.append(_as_input(c))
                     else:
                         words.append(name + (":int" if isinstance(c, int) else ":float"))
                         numbers.append(float(c))
