@@ -186,6 +186,29 @@ def test_dropout_is_drawn():
     assert torch.equal(first, scaled_dot_product_attention(q, k, v, dropout_p=0.5))
 
 
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("mask", ["bool", "floats", "learned"])
+def test_modules_of_torch_in_a_full_graph(monkeypatch, mask, dynamic):
+    """torch.compile takes their functional forms whole, so that the call is recorded below it:
+    with tensors of functionalisation and floats that are left open."""
+    torch.manual_seed(0)
+    module = torch.nn.MultiheadAttention(32, 4, batch_first=True)
+    x, bias = torch.randn(3, 20, 32), torch.randn(20, 20)
+    given = bias > 1 if mask == "bool" else bias.requires_grad_(mask == "learned")
+    learned = [*module.parameters(), *([given] if mask == "learned" else [])]
+
+    def run(f):
+        out = f(x, x, x, need_weights=False, attn_mask=given)[0]
+        return out, *torch.autograd.grad(out.square().sum(), learned)
+
+    want = run(module)
+    name = "scaled_dot_product_attention"
+    monkeypatch.setattr(torch.nn.functional, name, scaled_dot_product_attention)
+    torch._dynamo.reset()
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    torch.testing.assert_close(run(compiled), want, rtol=1e-4, atol=1e-4)
+
+
 def test_in_a_full_graph():
     q, k, v = tensors((B, H, L, D), (B, H, S, D), (B, H, S, D))
     (mask,) = tensors((B, 1, 1, S))

@@ -283,7 +283,7 @@ def check_call(q, k, v, enable_gqa):
 
 def check_dropout(rate, inside):
     """inside: what is active that can't draw weights, in words, if anything."""
-    if not isinstance(rate, (int, float)) or not 0 <= rate <= 1:
+    if not isinstance(rate, (int, float, torch.SymFloat)) or not 0 <= rate <= 1:
         raise _bad(f"dropout_p: got {brief(rate)}, expected a number from 0 to 1")
     if inside:
         raise NotImplementedError(

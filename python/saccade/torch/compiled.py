@@ -17,6 +17,7 @@ from typing import Any, List, Optional
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from . import dynamo, masks, warm
@@ -396,7 +397,7 @@ def _with_fakes(what, tensors):
     mode = fake_mode()
     if mode is None or mode.allow_non_fake_inputs:
         return tensors
-    is_real = [not isinstance(t, FakeTensor) for t in tensors]
+    is_real = [not isinstance(t, (FakeTensor, FunctionalTensor)) for t in tensors]
     if any(is_real) and is_traced():
         raise NotImplementedError(
             f"saccade: {what} from outside of what is traced, expected it inside, or "
