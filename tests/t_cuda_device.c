@@ -274,6 +274,12 @@ static void wide_spans(void **state)
         {.problem = "b3 h24/8 q31 kv400 d128 f16", .kv_len = 390},
         {.problem = "b1 h200/2 q1 kv2100 d128 bf16", .score = "score + h_scale[h]"},
         {.problem = "b30 h12/4 q6 kv0 d64 bf16"},
+        /* heads wider than 256: two warps share a row */
+        {.problem = "b2 h16/1 q3 kv500 d576 dv512 bf16"},
+        {.problem = "b1 h5/1 q40 kv700 d320 dv296 f16", .mask = "causal()", .q_offset = 600},
+        {.problem = "b2 h6/3 q9 kv200 d64 dv304 bf16", .mask = "document(doc)"},
+        {.problem = "b2 h40/2 q1 kv1500 d512 bf16", .score = "alibi()", .kv_len = 1400},
+        {.problem = "b1 h4/2 q200 kv90 d264 dv64 bf16", .mask = "sliding_window(W)"},
         {.problem = "b1 h2 q64 kv40 d16 bf16", .mask = "q > kv && kv % 3 == 0"}};
     int n_bad = 0;
     (void)state;

@@ -263,10 +263,11 @@ static void put_shares(const char *what, const cu_mod_text *facts, strbuf *out)
 saccade_status cu_explain(const saccade_plan *plan, strbuf *out, saccade_error *err)
 {
     const cu_state *s = plan->state;
-    const cu_form *form = &s->programs[CU_MAIN].form;
+    const cu_form *form = &s->programs[s->has_large_heads ? CU_DECODE_WIDE : CU_MAIN].form;
     const cu_report worst = worst_of(s);
     strbuf_printf(out, "arch: %s\n", s->arch);
-    strbuf_printf(out, "tile: %dx%d\n", cu_tile_rows(form->family, &form->tile),
+    strbuf_printf(out, "tile: %dx%d\n",
+                  form->span_rows ? form->span_rows : cu_tile_rows(form->family, &form->tile),
                   form->tile.keys);
     strbuf_printf(out, "pipeline stages: %d\n", form->tile.stages);
     strbuf_printf(out, "registers: %d\n", worst.registers);

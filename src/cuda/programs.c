@@ -25,6 +25,8 @@ static int find_tile(const cu_state *s, const plan_problem *p, cu_family family,
     const int D = p->has_chunks ? cu_padded(p->sizes.D) : (int)p->sizes.D;
     const int E = p->has_chunks ? cu_padded(p->sizes.Dv) : (int)p->sizes.Dv;
     cu_form form = {.family = family, .dense_bytes = dense_bytes};
+    if (s->has_large_heads)
+        return 0;
     for (int i = 0; cu_tile_choice(family, D, E, p->dtype, i, &form.tile); i++)
         if (fits(s, p, &form) && rung-- == 0) {
             form.tile.is_lazy &= !p->is_invariant; /* late rows make their tile again */
@@ -56,14 +58,14 @@ static int exact_form(const cu_state *s, const plan_problem *p, int rung, cu_for
     if (rung)
         return s->family != CU_SM90 && find_tile(s, p, s->family, 0, leader->rung + rung, out);
     *out = leader->form;
-    return 1;
+    return !s->has_large_heads;
 }
 
 static int careful_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
 {
     (void)p;
     *out = s->programs[CU_MAIN].form;
-    return rung == 0;
+    return rung == 0 && !s->has_large_heads;
 }
 
 static int unaligned_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
@@ -84,8 +86,8 @@ static int decode_form(const cu_state *s, const plan_problem *p, int rung, cu_fo
         strcmp(s->arch, "sm_90a") == 0 && p->dtype != SACCADE_F32 && has_whole_codes(p);
     out->family = CU_SM90;
     out->span_rows = CU_SPAN_ROWS;
-    return (cu_codes(p) ? takes_codes : s->family == CU_SM90) && !p->has_rows
-           && p->is_invariant != SACCADE_INVARIANT && !p->weight
+    return !s->has_large_heads && (cu_codes(p) ? takes_codes : s->family == CU_SM90)
+           && !p->has_rows && p->is_invariant != SACCADE_INVARIANT && !p->weight
            && cu_decode_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv), cu_key_bits(p),
                                s->facts.column_words, rung, &out->tile);
 }
@@ -93,12 +95,14 @@ static int decode_form(const cu_state *s, const plan_problem *p, int rung, cu_fo
 /* What packs no more rows than a warp takes has no use for it. */
 static int decode_wide_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
 {
+    const int D = cu_padded(p->sizes.D), E = cu_padded(p->sizes.Dv);
     const int has_more = !p->sizes.Q || p->sizes.Q * cu_group(&p->sizes) > CU_SPAN_ROWS;
     const int has_decode = !cu_codes(p) && !p->is_invariant && decode_form(s, p, 0, out);
+    out->family = CU_SM90;
     out->span_rows = CU_WIDE_ROWS;
-    return has_decode && has_more
-           && cu_decode_wide_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv),
-                                    s->facts.column_words, rung, &out->tile);
+    out->column_parts = cu_decode_parts(D, E);
+    return (s->has_large_heads || (has_decode && has_more))
+           && cu_decode_wide_choice(D, E, s->facts.column_words, rung, &out->tile);
 }
 
 static int decode_half_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
@@ -159,7 +163,8 @@ static int parts_form(const cu_state *s, const plan_problem *p, int rung, cu_for
 static int one_piece_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
 {
     *out = s->programs[CU_MAIN].form;
-    return rung == 0 && s->family == CU_SM90 && cu_collects(p, &out->tile);
+    return rung == 0 && s->family == CU_SM90 && !s->has_large_heads
+           && cu_collects(p, &out->tile);
 }
 
 /* ---- shared memory ---- */
@@ -204,7 +209,7 @@ const cu_program_kind cu_program_kinds[CU_PROGRAMS] = {
                         .choose = decode_wide_form,
                         .write = cu_write_forward,
                         .is_optional = 1,
-                        .spill_most = 24, /* of addresses, read where spans begin */
+                        .spill_most = 80, /* of addresses, read where spans begin */
                         .has_maxima = 1,
                         .is_packed = 1,
                         .wants_alignment = 1,

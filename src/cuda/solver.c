@@ -39,6 +39,24 @@ static int takes_ragged(const plan_problem *p, char *why)
     return 1;
 }
 
+static int has_large_heads(const plan_problem *p)
+{
+    return p->sizes.D > CU_LARGE_HEAD || p->sizes.Dv > CU_LARGE_HEAD;
+}
+
+/* Heads as those of latent attention, which only decode takes. */
+static int takes_large_heads(const plan_problem *p, char *why)
+{
+    if (p->sizes.D > CU_LARGEST_D || p->sizes.Dv > CU_LARGEST_DV)
+        return say(why, "the CUDA back end takes head dims up to 576, of values up to 512");
+    if (p->dtype == SACCADE_F32 || cu_codes(p) || p->gradients || p->weight || p->is_invariant
+        || p->has_rows)
+        return say(why, "the CUDA back end takes head dims above 256 in bf16 and f16, without "
+                        "gradients, dropout, codes, batch invariance and some rows of a "
+                        "sequence");
+    return 1;
+}
+
 static int applicable(const plan_problem *p, int32_t level, char *why)
 {
     const cu_driver *driver;
@@ -52,8 +70,8 @@ static int applicable(const plan_problem *p, int32_t level, char *why)
         return 0;
     if (p->out_dtype != p->dtype && p->gradients)
         return say(why, "gradients on CUDA take results in the dtype of Q");
-    if (p->sizes.D > 256 || p->sizes.Dv > 256)
-        return say(why, "the CUDA back end takes head dims up to 256");
+    if (has_large_heads(p) && !takes_large_heads(p, why))
+        return 0;
     if (p->gradients && !takes_gradients(p, why))
         return 0;
     if (!p->arch && cu_get_driver(&driver, &err) != SACCADE_OK)
@@ -152,8 +170,12 @@ static saccade_status compile(cu_state *s, const plan_problem *p, saccade_error 
 static saccade_status check_forward_fits(const cu_state *s, const plan_problem *p,
                                          saccade_error *err)
 {
-    cu_form form;
-    FAIL_AT(!cu_program_kinds[CU_MAIN].choose(s, p, 0, &form), SACCADE_EBACKEND, "mask", 0, 0,
+    cu_form form = {.tile = {0}};
+    const cu_program first = s->has_large_heads ? CU_DECODE_WIDE : CU_MAIN;
+    FAIL_AT(s->has_large_heads && strcmp(s->arch, "sm_90a"), SACCADE_EBACKEND, "D", 0, 0,
+            "got head dims %d and %d for %s, expected at most 256 but on sm_90a",
+            (int)p->sizes.D, (int)p->sizes.Dv, s->arch);
+    FAIL_AT(!cu_program_kinds[first].choose(s, p, 0, &form), SACCADE_EBACKEND, "mask", 0, 0,
             "got a mask that keeps %d words of each key, expected one whose tiles fit the %d "
             "bytes of shared memory of %s",
             s->facts.column_words, cu_shared_there(s), s->arch);
@@ -193,6 +215,7 @@ static saccade_status create(saccade_plan *plan, saccade_error *err)
     s->has_rows = plan->problem.has_rows;
     s->is_ragged = plan->problem.is_ragged;
     s->is_in_pieces = s->is_ragged || plan->problem.has_chunks;
+    s->has_large_heads = has_large_heads(&plan->problem);
     if (plan->problem.is_invariant == SACCADE_INVARIANT)
         s->part_dim = (int)(p->D > p->Dv ? p->D : p->Dv);
     s->has_fixed_pieces = plan->problem.is_invariant == SACCADE_INVARIANT_SHORT;

@@ -62,19 +62,26 @@ DEVICE void run_share(stream &w, fragment &f, const reduce_memory &sh, const cu_
         c.t = last;
         if (last < end) {
             cursor_follow(p, mod, l, c);
+            if (PARTS > 1)
+                sync_rows(); /* two warps read it */
             take_q(f, p, c.s);
         }
+#if CFG_COLUMN_PARTS > 1
+        write_columns(sh, f, p, s, piece_slot(blockIdx.x, begins), is_whole, lost);
+#else
         reduce_warps(sh, f);
         if (is_cluster) {
             end_span(sh, p, s, lost);
             break;
         }
         write_piece(sh, p, s, piece_slot(blockIdx.x, begins), is_whole, lost);
+#endif
         sync_rows();
     }
     redo_chain(p, mod, lost);
 }
 
+#if CFG_INVARIANT == 2
 /* run_share for fixed pieces (IS_FIXED): c stands at a live piece; its dead blocks are passed
  * over. */
 DEVICE void run_pieces(stream &w, fragment &f, const reduce_memory &sh, const cu_fwd &p,
@@ -99,6 +106,7 @@ DEVICE void run_pieces(stream &w, fragment &f, const reduce_memory &sh, const cu
         __syncthreads();
     }
 }
+#endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     decode(const __grid_constant__ cu_fwd p, const __grid_constant__ mod_args mod,
@@ -111,20 +119,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     int warp = threadIdx.x / 32;
     line l = line_of(p);
     sh.o = (float *)(shared + STREAMS * CFG_STAGES * STAGE);
-    sh.ml = sh.o + HALF * ROWS * O_STEP;
-    sh.sum = sh.ml + STREAMS * ROWS * 4;
+    sh.ml = sh.o + (PARTS > 1 ? 0 : HALF * ROWS * O_STEP);
+    sh.sum = sh.ml + STREAMS * PARTS * ROWS * 4;
     char *q = (char *)(sh.sum + ROWS * 4); /* Q where registers have no room for it */
-    mask_column *columns = (mask_column *)(q + (CFG_Q_SHARED ? WARPS * 32 * CFG_D : 0));
+#if CFG_COLUMN_PARTS > 1
+    f.pair = pair_at(smem_address(q));
+    q += PAIRS * (PAIR_WEIGHTS + PAIR_PEAKS);
+#endif
+    mask_column *columns = (mask_column *)(q + (CFG_Q_SHARED ? WARPS / PARTS * 32 * CFG_D : 0));
     u64 *bars = (u64 *)(columns + (MASK_COLUMN_WORDS ? WARPS * KEYS : 0));
     bars = (u64 *)(((u64)bars + 7) & ~7ull);
     int *prefix = (int *)(bars + (1 + HAS_LOADERS) * STREAMS * CFG_STAGES);
     l.prefix = smem_address(prefix);
 #if CFG_Q_SHARED
-    f.q = smem_address(q) + threadIdx.x * 16;
+    f.q = smem_address(q) + (threadIdx.x / 32 / PARTS * 32 + threadIdx.x % 32) * 16;
 #endif
     place_stream(w, smem_address(shared), smem_address(bars));
 #if !CFG_CODES || CFG_CODE_BOXES
-    if ((threadIdx.x & 31) == 0 && is_loader() == HAS_LOADERS && loads_keys()) {
+    if ((threadIdx.x & 31) == 0 && is_loader() == HAS_LOADERS && loads_keys()
+        && stream_of_warp() < STREAMS) {
         map_prefetch(&mk);
         map_prefetch(&mv);
         for (int i = 0; i < CFG_STAGES; i++) {
@@ -180,7 +193,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
 /* One CTA for each cut between shares (x) and row of a span, or some of its rows (y): joins
  * what was cut, then does rows again that are not finite. With fixed pieces x is the span. */
-extern "C" __global__ void __launch_bounds__(128, 4)
+extern "C" __global__ void __launch_bounds__(128, CFG_E > 256 ? 2 : 4)
     decode_end(const __grid_constant__ cu_fwd p, const __grid_constant__ mod_args mod)
 {
 #if CFG_INVARIANT == 2

@@ -9,6 +9,7 @@ struct reduce_memory {
     float *o, *ml, *sum; /* sum: (m, l, peak) of the CTA's rows, where a cluster reads them */
 };
 
+#if CFG_COLUMN_PARTS == 1
 #if CFG_CODES
 /* where element i of this thread's accumulators lies in the O of place w */
 DEVICE float *reduce_warps_place(const reduce_memory &sh, int w, int i)
@@ -117,6 +118,7 @@ DEVICE float3 reduce_warps_row(const reduce_memory &sh, int row)
     }
     return x;
 }
+#endif
 
 /* where the flag of row r of span s is: there are fewer than 2^31 */
 DEVICE int flag_of(const cu_fwd &p, const span &s, int r)
@@ -195,6 +197,7 @@ DEVICE void redo_chain(const cu_fwd &p, const mod_args &mod, int lost)
     }
 }
 
+#if CFG_COLUMN_PARTS == 1
 /* What row r of a span has for all of its columns: lse and the row maximum of a whole one, or
  * what decode_end joins. Then in sh.sum one over the sum, and whether that is lost. */
 DEVICE void write_row_sums(const reduce_memory &sh, const cu_fwd &p, const span &s, int r,
@@ -315,6 +318,9 @@ DEVICE void end_span(const reduce_memory &sh, const cu_fwd &p, const span &s, in
         cluster_join(sh, p, s, r, lost);
     cluster_sync(); /* others may still be reading here */
 }
+#else
+#include "decode_columns_end.cuh"
+#endif
 
 /* ---- CTAs that cut a span between them ---- */
 

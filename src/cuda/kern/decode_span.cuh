@@ -6,16 +6,18 @@ enum {
     WARPS = CFG_WGS,
     KEYS = CFG_TN,
     ROWS = CFG_SPAN_ROWS,
-    SHARERS = ROWS / 16,       /* warps that share a stream of keys: each has 16 rows */
-    STREAMS = WARPS / SHARERS, /* even */
-    HALF = STREAMS / 2,
+    PARTS = CFG_COLUMN_PARTS,    /* of O's columns: warps that share 16 rows */
+    SHARERS = ROWS / 16 * PARTS, /* warps that share a stream of keys */
+    STREAMS = WARPS / SHARERS,   /* even, or one */
+    HALF = (STREAMS + 1) / 2,
     HAS_LOADERS = SHARERS > 1, /* else each warp loads what it reads */
     LOADERS = HAS_LOADERS ? 4 : 0,
     LOADS = HAS_LOADERS ? 2 : 1, /* warps that load a stream: K, and V */
     THREADS = (WARPS + LOADERS) * 32,
     O_STEP = CFG_E + 8, /* floats of a row of O in shared memory: no two rows share banks */
-    S_COUNT = KEYS / 2,
-    O_COUNT = CFG_E / 2,
+    OWN_KEYS = KEYS / PARTS, /* whose scores a warp makes */
+    S_COUNT = OWN_KEYS / 2,
+    O_COUNT = CFG_E / PARTS / 2,
     IS_FIXED = CFG_INVARIANT == 2, /* pieces of spans begin at multiples of PIECE blocks */
     PIECE = PIECE_KEYS / KEYS      /* a multiple of STREAMS */
 };
@@ -52,7 +54,13 @@ DEVICE int loads_values()
 /* The first of a warp's 16 rows among those of a span. */
 DEVICE int warp_row()
 {
-    return threadIdx.x / 32 % SHARERS * 16;
+    return threadIdx.x / 32 % SHARERS / PARTS * 16;
+}
+
+/* Which of O's columns it has. */
+DEVICE int column_part()
+{
+    return threadIdx.x / 32 % PARTS;
 }
 
 /* All warps that compute are here. */

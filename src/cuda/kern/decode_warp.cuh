@@ -40,6 +40,8 @@ DEVICE void load_share(stream &w, u32 buffers, u32 barriers, const cu_fwd &p,
                        const tensor_map *mv)
 {
     registers_shrink<CFG_REGS_PRODUCER>();
+    if (stream_of_warp() >= STREAMS)
+        return;
     place_stream(w, buffers, barriers);
     int begin, end;
     place_share(p, mod, l, shares_of(p, l), cta, begin, end);
@@ -75,6 +77,14 @@ DEVICE void place_packed(tile_rows &r, const cu_fwd &p, const mod_args &mod, con
 #endif
 }
 
+#if CFG_COLUMN_PARTS > 1
+/* Where two warps that share rows leave weights (16 bytes a lane) and the largest score of each
+ * row. */
+struct pair_memory {
+    u32 weights, peaks;
+};
+#endif
+
 struct fragment {
     row_state rows;
     tile_rows at;
@@ -85,6 +95,9 @@ struct fragment {
 #if CFG_CODES
     float back[2]; /* what Q's rows were divided by */
     int unit;      /* o is in units of 2^(unit - 127) */
+#endif
+#if CFG_COLUMN_PARTS > 1
+    pair_memory pair;
 #endif
     float o[O_COUNT];
 };
@@ -121,6 +134,9 @@ DEVICE void place_interval(fragment &f, const cu_fwd &p, const mod_args &mod)
 }
 #endif
 
+#if CFG_COLUMN_PARTS > 1
+#include "decode_columns.cuh"
+#else
 DEVICE void use_block(stream &w, fragment &f, const cu_fwd &p, const mod_args &mod,
                       const span &s, int at, mask_column *columns)
 {
@@ -164,6 +180,7 @@ DEVICE void use_block(stream &w, fragment &f, const cu_fwd &p, const mod_args &m
     w.uses++;
     __syncwarp();
 }
+#endif
 
 #if CFG_SPAN_ROWS > 16
 /* use_block, or where the span has none of the warp's rows nothing; then the block's place is

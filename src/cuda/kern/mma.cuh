@@ -25,18 +25,19 @@ DEVICE void mma16(float *d, const u32 *a, u32 b0, u32 b1)
  * the next step. */
 #if CFG_Q_SHARED
 typedef u32 q_fragments;
+enum { Q_STEP = CFG_WGS / CFG_COLUMN_PARTS * 32 * 16 };
 
 DEVICE void q_step(u32 (&a)[4], q_fragments q, int kk)
 {
     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
-                 : "r"(q + kk * CFG_WGS * 32 * 16));
+                 : "r"(q + kk * Q_STEP));
 }
 
 DEVICE void q_keep(q_fragments q, int kk, const u32 (&a)[4])
 {
-    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(q + kk * CFG_WGS * 32 * 16),
-                 "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(q + kk * Q_STEP), "r"(a[0]),
+                 "r"(a[1]), "r"(a[2]), "r"(a[3])
                  : "memory");
 }
 #else

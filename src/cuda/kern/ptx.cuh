@@ -348,6 +348,15 @@ DEVICE out_elem out_from_float(float x)
 }
 
 /* Four neighbours of a row whose address suits one store. */
+DEVICE void store_out2(out_elem *to, float x, float y)
+{
+#if CFG_F32 || CFG_OUT_F32
+    *(float2 *)to = make_float2(x, y);
+#else
+    *(u32 *)to = pack(x, y);
+#endif
+}
+
 DEVICE void store_out4(out_elem *to, float x, float y, float z, float w)
 {
 #if CFG_F32 || CFG_OUT_F32

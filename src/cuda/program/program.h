@@ -132,6 +132,7 @@ struct cu_state {
     int is_present;         /* there is a device for arch */
     cu_ptr row_shift;       /* on row_device: where rows stand, see row_parts.c; 0: none */
     int row_device, has_rows, is_ragged, is_in_pieces;
+    int has_large_heads;  /* CU_LARGE_HEAD: the plan has decode alone */
     int is_like_another;  /* forward's tiles are those of another problem: cu_compile_like */
     int part_dim;         /* batch_invariant for all runs: the larger head dim; else 0 */
     int has_fixed_pieces; /* of keys in decode: batch_invariant for short runs */

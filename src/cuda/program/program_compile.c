@@ -184,7 +184,8 @@ static saccade_status end_job(job *j, saccade_status before, saccade_error *err)
     if (j->has_thread)
         pthread_join(j->thread, NULL);
     j->is_begun = j->has_thread = 0;
-    if (j->end == ALL_FORMS && is_left_out(j->which, &j->best.image)) {
+    if (j->end == ALL_FORMS && !j->state->has_large_heads
+        && is_left_out(j->which, &j->best.image)) {
         drop(&j->best);
         j->best.form = (cu_form){0};
     }

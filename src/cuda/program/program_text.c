@@ -60,12 +60,11 @@ typedef struct registers {
     int producer, consumer;
 } registers;
 
-/* Of decode with warps that load. */
+/* Of decode with warps that load: 128 threads of them and 256 of the others begin with 168
+ * each, and have no more than these together, else they wait for ever. */
 static registers decode_registers(const plan_problem *p)
 {
-    if (!p->has_chunks)
-        return (registers){40, 232};
-    return p->sizes.D > 128 || p->sizes.Dv > 128 ? (registers){48, 232} : (registers){56, 224};
+    return p->has_chunks ? (registers){56, 224} : (registers){40, 232};
 }
 
 static registers registers_of(const cu_form *form, int is_small, int gathers)
@@ -128,6 +127,7 @@ static void put_config(const cu_state *s, const plan_problem *p, const cu_progra
         {"ROWS", p->has_rows},
         {"ONE_SPAN", kind->has_one_span},
         {"SPAN_ROWS", form->span_rows},
+        {"COLUMN_PARTS", form->column_parts ? form->column_parts : 1},
         {"CODES", cu_codes(p)},
         {"CODE_BOXES", cu_copies_codes_by_boxes(s, p)},
         {"K_TOKENS", p->k_groups.tokens},

@@ -20,6 +20,8 @@ static blocks blocks_for(const cu_state *s, cu_program program, const saccade_bl
     const int is_small = cu_program_kinds[program].operation == CU_OP_SMALL;
     blocks x = {is_decode ? DECODE_BLOCK_Q : run_rows(form),
                 is_small ? PIECE_UNIT : form->tile.keys, is_decode ? cu_group(sizes) : 1};
+    if (s->has_large_heads)
+        x.rows = (int)larger(x.rows, sizes->Q); /* decode of any number of queries */
     if (!s->has_rows && imported >= sizes->Q
         && x.rows >= sizes->Q) /* one row of blocks holds all queries */
         x.rows = imported;
@@ -353,5 +355,10 @@ saccade_status run_choose_program(const saccade_plan *plan, const plan_run *run,
     if ((leaves_decode(plan, run) && find_program(plan, run, 1, out))
         || find_program(plan, run, 0, out))
         return SACCADE_OK;
+    const cu_state *s = plan->state;
+    FAIL_IF(
+        s->has_large_heads, SACCADE_EBACKEND,
+        "cuda: got a run with head dims above 256 whose rows do not lie on 16 bytes, with an "
+        "imported mask that its blocks do not suit or of too many rows, expected another");
     return unsuited(plan->state, run->block_mask, err);
 }

@@ -24,7 +24,8 @@ static int span_blocks(const cu_state *s, const cu_tile *tile, const cu_fwd *p)
 /* Warps, or groups of them, that take blocks of their own. */
 static int streams_of(const cu_form *form)
 {
-    return form->tile.groups * CU_SPAN_ROWS / form->span_rows;
+    return form->tile.groups * CU_SPAN_ROWS / form->span_rows
+           / (form->column_parts > 1 ? 2 : 1);
 }
 
 /* CTAs that share the keys: each with a block for every stream, if there are so many. */
@@ -46,9 +47,9 @@ static int decode_cluster(const cu_state *s, const cu_form *form, const cu_fwd *
     const int is_alike = !p->kv_len.by_batch && !p->q_offset.by_batch && !p->kv_offset.by_batch
                          && !p->runs && !s->is_ragged;
     const int is_light = s->facts.score != CU_SCORE_GENERAL && s->facts.mask != CU_MASK_GENERAL;
-    return is_alike ? cu_decode_cluster(s->device.n_sm, spans, blocks, streams_of(form),
-                                        is_light, grid)
-                    : 0;
+    return is_alike && form->column_parts < 2 ? cu_decode_cluster(
+               s->device.n_sm, spans, blocks, streams_of(form), is_light, grid)
+                                              : 0;
 }
 
 static unsigned reciprocal(int d)
@@ -90,7 +91,7 @@ static void fill_decode(const cu_state *s, const cu_form *form, cu_fwd *p,
 /* Whether each CTA gets a span of its own: two CTAs to a multiprocessor always do. */
 static int has_own_spans(const cu_state *s, cu_program which, const cu_fwd *p, int spans)
 {
-    return which == CU_DECODE_HALF
+    return which == CU_DECODE_HALF || (s->has_large_heads && spans > CU_LARGE_SPANS)
            || (p->kv_len.by_batch && !p->runs && !s->is_ragged && !s->has_fixed_pieces
                && cu_decode_owns_pays(s->device.n_sm, spans));
 }

@@ -221,7 +221,7 @@ void run_fill(const saccade_plan *plan, const plan_run *run, const cu_form *form
     p->kv_len = position_of(&run->positions.kv_len, (int)run->sizes.KV);
     p->counter = run->workspace;
     p->flags = (int *)((char *)run->workspace + RUN_COUNTER_BYTES);
-    p->n_qblk = (int)((run->sizes.Q + rows - 1) / rows);
+    p->n_qblk = rows ? (int)((run->sizes.Q + rows - 1) / rows) : 0; /* 0: decode alone */
     p->n_tiles = (int)run_tiles(form, &run->sizes);
     p->tile_groups = rows / 16;
     p->redo_count = p->counter + 1;

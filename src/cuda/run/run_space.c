@@ -38,6 +38,8 @@ int run_rows(const cu_form *f)
 
 int64_t run_tiles(const cu_form *f, const saccade_sizes *sizes)
 {
+    if (!f->tile.groups)
+        return 0;
     return sizes->B * sizes->H * ((sizes->Q + run_rows(f) - 1) / run_rows(f));
 }
 
@@ -61,6 +63,16 @@ run_decode_sizes run_decode_space(const cu_state *s, int span_rows, const saccad
     return d;
 }
 
+/* Any run whose numbers decode can compute with. */
+static int takes_large(const cu_form *form, const saccade_sizes *sizes)
+{
+    const int64_t rows = cu_group(sizes) * sizes->Q,
+                  spans = cu_decode_spans(sizes, form->span_rows);
+    return cu_finds_spans(sizes) && rows * sizes->Q <= UINT32_MAX
+           && sizes->B * sizes->H * sizes->Q <= INT32_MAX
+           && spans * (sizes->KV / form->tile.keys + 1) <= INT32_MAX;
+}
+
 int run_takes_decode(const cu_state *s, cu_program program, const saccade_sizes *sizes)
 {
     const cu_form *form = &s->programs[program].form;
@@ -70,6 +82,8 @@ int run_takes_decode(const cu_state *s, cu_program program, const saccade_sizes 
                && cu_decode_spans(sizes, CU_SPAN_ROWS) * cu_decode_pieces(sizes->KV)
                           * PIECE_KEYS
                       < (int64_t)INT32_MAX * tile->keys - PIECE_KEYS * s->device.n_sm;
+    if (tile->groups && s->has_large_heads)
+        return takes_large(form, sizes);
     return tile->groups && cu_decode_applies(sizes, form->span_rows)
            && cu_decode_spans(sizes, form->span_rows) * (sizes->KV / tile->keys + 1)
                   <= INT32_MAX;
@@ -156,6 +170,7 @@ static saccade_sizes decode_sizes_most(const cu_state *s, cu_program program,
 {
     const cu_form *form = &s->programs[program].form;
     const int64_t most = !form->tile.groups    ? 0
+                         : s->has_large_heads  ? sizes->Q
                          : s->has_fixed_pieces ? CU_SHORT_ROWS
                                                : cu_decode_rows_most(sizes, form->span_rows);
     saccade_sizes few = *sizes;

@@ -14,7 +14,7 @@ static int round_up(int x, int to)
 
 int cu_padded(int64_t dim)
 {
-    return round_up((int)dim, 16);
+    return round_up((int)dim, dim > CU_LARGE_HEAD ? 32 : 16); /* two warps share columns */
 }
 
 /* sm_90a, bf16 and f16. Three warpgroups where the head dim leaves room for three outputs in
@@ -131,11 +131,31 @@ int cu_decode_choice(int D, int E, int bits, int column_words, int rung, cu_tile
     return 0;
 }
 
+int cu_decode_parts(int D, int E)
+{
+    return D > CU_LARGE_HEAD || E > CU_LARGE_HEAD ? 2 : 1;
+}
+
+/* Of a block of 32 keys each of two warps makes the scores of 16. Spans are counted where they
+ * are few: where there are more, each has a CTA to itself. */
+static int large_choice(int D, int E, int column_words, int rung, cu_tile *out)
+{
+    enum { STAGES_MOST = 6 };
+    *out = (cu_tile){.groups = 8, .keys = 32, .stages = STAGES_MOST};
+    while (out->stages
+           && cu_decode_shared(out, CU_WIDE_ROWS, D, E, 16, column_words, CU_LARGE_SPANS)
+                  > SHARED_MOST)
+        out->stages--;
+    return rung == 0 && out->stages > 0;
+}
+
 /* Two streams of four warps, as many stages as there is room for. */
 int cu_decode_wide_choice(int D, int E, int column_words, int rung, cu_tile *out)
 {
     enum { STAGES_MOST = 6 };
     const int rows = CU_WIDE_ROWS;
+    if (cu_decode_parts(D, E) > 1)
+        return large_choice(D, E, column_words, rung, out);
     if (!cu_decode_choice(D, E, 16, column_words, rung, out))
         return 0;
     out->groups = 2 * rows / CU_SPAN_ROWS;
@@ -242,12 +262,15 @@ static int decode_stage(const cu_tile *tile, int D, int E, int bits)
 int cu_decode_shared(const cu_tile *tile, int span_rows, int D, int E, int bits,
                      int column_words, int64_t spans)
 {
-    const int streams = tile->groups * CU_SPAN_ROWS / span_rows;
+    enum { PAIR_BYTES = 1152 }; /* weights and largest scores that two warps tell each other */
+    const int parts = cu_decode_parts(D, E);
+    const int streams = tile->groups * CU_SPAN_ROWS / span_rows / parts;
     const int barriers = span_rows > CU_SPAN_ROWS ? 2 : 1;
     const int stages = streams * tile->stages * (decode_stage(tile, D, E, bits) + 8 * barriers);
-    const int reduce = streams * span_rows * ((E + 8) / 2 + 4) * 4 + span_rows * 16;
+    const int reduce = parts > 1 ? 3 * span_rows * 16 + tile->groups / 2 * PAIR_BYTES
+                                 : streams * span_rows * ((E + 8) / 2 + 4) * 4 + span_rows * 16;
     const int columns = column_words ? tile->groups * tile->keys * column_words * 4 : 0;
-    const int q = cu_is_q_shared(D, E) ? tile->groups * 32 * D : 0;
+    const int q = cu_is_q_shared(D, E) ? tile->groups / parts * 32 * D : 0;
     return stages + reduce + q + columns + 16 + (int)(spans + 1) * 4;
 }
 

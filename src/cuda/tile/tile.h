@@ -50,7 +50,8 @@ typedef struct cu_form {
     int dense_bytes; /* of the tensors that come as tiles, for a score; 0: none do */
     int teams;       /* small tiles: of a CTA, each with a tile of its own */
     int buffers; /* small tiles of few keys: heads whose keys lie in shared memory, 1 or 2 */
-    int span_rows; /* decode: packed rows of a span */
+    int span_rows;    /* decode: packed rows of a span */
+    int column_parts; /* decode: warps that share its rows, each with a part of O's columns */
 } cu_form;
 
 /* The rung'th choice for these head dims, best first; 0 past the end of the ladder. */
@@ -63,6 +64,10 @@ enum { CU_SPAN_ROWS = 16, CU_WIDE_ROWS = 64 };
 /* cu_decode_choice for spans of CU_WIDE_ROWS, for keys of 16 bits: four warps take the same
  * blocks. */
 int cu_decode_wide_choice(int D, int E, int column_words, int rung, cu_tile *out);
+/* Heads wider than 256, for which there is decode by wide spans alone, and how wide they may
+ * be; warps that share a row's columns there, else 1. */
+enum { CU_LARGE_HEAD = 256, CU_LARGEST_D = 576, CU_LARGEST_DV = 512, CU_LARGE_SPANS = 1024 };
+int cu_decode_parts(int D, int E);
 /* cu_decode_choice for codes with half as many warps: a multiprocessor holds two CTAs, each
  * with one span. */
 int cu_decode_half_choice(int D, int E, int bits, int column_words, int rung, cu_tile *out);

@@ -1,0 +1,134 @@
+/* Heads wider than 256: two warps share 16 rows, each with half of O's columns. Of a block each
+ * makes the scores of half of the keys; they tell each other their largest, and then the
+ * weights, as fragments of the product with V. */
+#pragma once
+
+enum { PAIRS = WARPS / 2, PAIR_WEIGHTS = 2 * 32 * 16, PAIR_PEAKS = 2 * 16 * 4 };
+
+DEVICE void sync_pair()
+{
+    asm volatile("bar.sync %0, 64;" ::"r"(2 + (int)threadIdx.x / 64) : "memory");
+}
+
+DEVICE pair_memory pair_at(u32 base)
+{
+    int pair = threadIdx.x / 64;
+    pair_memory x = {base + pair * PAIR_WEIGHTS,
+                     base + PAIRS * PAIR_WEIGHTS + pair * PAIR_PEAKS};
+    return x;
+}
+
+/* s = Q K^T for 16 rows and OWN_KEYS keys from k on, by two chains. */
+DEVICE void score_own(float (&s)[S_COUNT], const q_fragments &q, u32 k)
+{
+    int lane = threadIdx.x & 31;
+    int row = (lane & 7) + (lane >> 4) * 8, chunk = lane >> 3 & 1;
+    float other[S_COUNT];
+#pragma unroll
+    for (int i = 0; i < S_COUNT; i++)
+        s[i] = other[i] = 0.f;
+#pragma unroll
+    for (int kk = 0; kk < CFG_D / 16; kk++) {
+        u32 a[4], b[4];
+        q_step(a, q, kk);
+        load_matrices(b, swizzled(k, PANEL, row, kk * 2 + chunk));
+        mma16(kk & 1 ? other : s, a, b[0], b[1]);
+        mma16((kk & 1 ? other : s) + 4, a, b[2], b[3]);
+    }
+#pragma unroll
+    for (int i = 0; i < S_COUNT; i++)
+        s[i] += other[i];
+}
+
+/* The larger of the pair's largest scores of each row. */
+DEVICE void share_peaks(const pair_memory &m, float (&peak)[2])
+{
+    int row = (threadIdx.x & 31) / 4;
+    u32 own = m.peaks + column_part() * 64, other = m.peaks + (1 - column_part()) * 64;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        peak[r] = quad_max(peak[r]);
+        if ((threadIdx.x & 3) == 0)
+            store_word(own + (row + 8 * r) * 4, __float_as_uint(peak[r]));
+    }
+    sync_pair();
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+        peak[r] = fmaxf(peak[r], __uint_as_float(load_word(other + (row + 8 * r) * 4)));
+}
+
+/* o += P V for the warp's columns: weights of 16 keys by each warp. */
+DEVICE void add_values(float (&o)[O_COUNT], const pair_memory &m, const float (&s)[S_COUNT],
+                       u32 v)
+{
+    int lane = threadIdx.x & 31, part = column_part();
+    u32 own[4], other[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        own[i] = pack(s[2 * i], s[2 * i + 1]);
+    asm volatile(
+        "st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(m.weights + (part * 32 + lane) * 16),
+        "r"(own[0]), "r"(own[1]), "r"(own[2]), "r"(own[3])
+        : "memory");
+    sync_pair();
+    load_words(other, m.weights + ((1 - part) * 32 + lane) * 16);
+    int row = lane & 15, chunk = lane >> 4;
+#pragma unroll
+    for (int kk = 0; kk < 2; kk++) {
+        u32 a[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            a[i] = kk == part ? own[i] : other[i];
+        u32 from = v + part * (CFG_E / 128) * PANEL;
+#pragma unroll
+        for (int n = 0; n < CFG_E / 32; n++) {
+            u32 b[4];
+            int c = n * 2 + chunk + (CFG_E / 2 % 64) / 8 * part;
+            load_matrices_transposed(b, swizzled(from, PANEL, kk * 16 + row, c));
+            mma16(o + n * 8, a, b[0], b[1]);
+            mma16(o + n * 8 + 4, a, b[2], b[3]);
+        }
+    }
+}
+
+DEVICE void use_block(stream &w, fragment &f, const cu_fwd &p, const mod_args &mod,
+                      const span &s, int at, mask_column *columns)
+{
+    float sc[S_COUNT], shift[2], rescale[2], peak[2];
+    int partial, block = block_at(p, s, at, partial), own = column_part() * OWN_KEYS;
+    u32 stage = await_block(w);
+    int first = block * KEYS, tail = f.at.kv_len - first;
+#if MOD_MASK == MASK_INTERVAL || MOD_SURE
+    partial &= first < f.from || first + (int)KEYS > f.to;
+#endif
+    score_own(sc, f.q, stage + own * 128);
+    int column = first + own + 2 * (threadIdx.x & 3);
+    float unit = score_unit(p);
+    apply_score(f.at, p, mod, column, sc, shift);
+    int masked = masked_by(partial, tail < KEYS);
+    if (masked) {
+#if MOD_MASK == MASK_GENERAL
+        if (partial) {
+            __syncwarp();
+            share_columns(f.at, p, mod, first + own, columns, 32);
+            __syncwarp();
+        }
+#endif
+        apply_mask(f.at, p, mod, column, masked, columns, sc);
+        if (tail < KEYS)
+            clear_values(stage, max(0, tail));
+    }
+    rows_peak(sc, peak);
+    rows_not_lowest(sc, peak);
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+        peak[r] = fmaf(peak[r], unit, shift[r]);
+    share_peaks(f.pair, peak);
+    int raised = rows_raise_to(f.rows, peak, rescale);
+    rows_exp(f.rows, sc, unit, shift);
+    if (raised)
+        rows_scale(f.o, rescale);
+    add_values(f.o, f.pair, sc, stage + PANELS_D * PANEL);
+    w.uses++;
+    __syncwarp();
+}

@@ -1,0 +1,92 @@
+/* The end of a span whose rows are shared by two warps, each with half of O's columns and half
+ * of the sums: results leave from registers. */
+#pragma once
+
+struct column_sums {
+    float3 x; /* (m, l, peak) of a row over both warps */
+    int is_bad;
+};
+
+DEVICE void put_sums(const reduce_memory &sh, const fragment &f, int row)
+{
+    float bad[2] = {0.f, 0.f};
+#pragma unroll
+    for (int i = 0; i < O_COUNT; i++)
+        bad[i / 2 & 1] = fmaf(f.o[i], 0.f, bad[i / 2 & 1]);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float4 x = make_float4(f.rows.m[r], quad_sum(f.rows.l[r]), quad_max(f.rows.peak[r]),
+                               quad_sum(bad[r]));
+        if ((threadIdx.x & 3) == 0)
+            *(float4 *)(sh.ml + (column_part() * ROWS + row + 8 * r) * 4) = x;
+    }
+}
+
+DEVICE column_sums get_sums(const reduce_memory &sh, int row)
+{
+    float4 a = *(const float4 *)(sh.ml + row * 4);
+    float4 b = *(const float4 *)(sh.ml + (ROWS + row) * 4);
+    column_sums s = {make_float3(a.x, a.y + b.y, fmaxf(a.z, b.z)), 0};
+    s.is_bad = a.w != 0.f || b.w != 0.f || row_is_lost(s.x.x, s.x.y);
+    return s;
+}
+
+/* The warp's columns of one of the thread's two rows. */
+template <int R>
+DEVICE void put_columns(const fragment &f, const cu_fwd &p, const span &s, int row, int slot,
+                        int is_whole, float inv)
+{
+    int first = column_part() * (CFG_E / PARTS) + 2 * (threadIdx.x & 3);
+    float *part = p.part_o + ((long long)slot * ROWS + row) * CFG_E + first;
+    out_elem *out = output_row(p, s, row) + first;
+#pragma unroll
+    for (int g = 0; g < CFG_E / PARTS / 8; g++) {
+        float x = f.o[4 * g + 2 * R], y = f.o[4 * g + 2 * R + 1];
+        if (!is_whole)
+            *(float2 *)(part + 8 * g) = make_float2(x, y);
+        else if (first + 8 * g < CFG_E_REAL)
+            store_out2(out + 8 * g, x * inv, y * inv);
+    }
+}
+
+/* What a row has for all of its columns, by one thread. */
+DEVICE void put_row(const cu_fwd &p, const span &s, int row, int slot, int is_whole,
+                    const column_sums &y)
+{
+    if (is_whole)
+        finish_row(p, s, row, y.x);
+    else
+        *(float4 *)(p.part_ml + ((long long)slot * ROWS + row) * 4) =
+            make_float4(y.x.x, y.x.y, y.x.z, 0.f);
+    if (!p.decode.cluster)
+        p.flags[flag_of(p, s, row)] = y.is_bad && is_whole;
+}
+
+template <int R>
+DEVICE void write_one(const reduce_memory &sh, const fragment &f, const cu_fwd &p,
+                      const span &s, int slot, int is_whole, int &lost)
+{
+    int lane = threadIdx.x & 31, row = warp_row() + lane / 4 + 8 * R;
+    int is_first = column_part() == 0 && (lane & 3) == 0, is_there = row < span_rows(p, s);
+    column_sums y = get_sums(sh, row);
+    if (is_there) {
+        put_columns<R>(f, p, s, row, slot, is_whole,
+                       is_whole ? row_inverse(p, s, row, y.x) : 1.f);
+        if (is_first)
+            put_row(p, s, row, slot, is_whole, y);
+    }
+    u32 bad = __ballot_sync(~0u, is_there && is_first && y.is_bad && p.decode.cluster);
+#pragma unroll 1
+    for (; bad; bad &= bad - 1)
+        chain_row(p, s, warp_row() + (__ffs(bad) - 1) / 4 + 8 * R, lost);
+}
+
+/* A span's result, or its part for decode_end. */
+DEVICE void write_columns(const reduce_memory &sh, const fragment &f, const cu_fwd &p,
+                          const span &s, int slot, int is_whole, int &lost)
+{
+    put_sums(sh, f, warp_row() + (threadIdx.x & 31) / 4);
+    sync_rows();
+    write_one<0>(sh, f, p, s, slot, is_whole, lost);
+    write_one<1>(sh, f, p, s, slot, is_whole, lost);
+}
