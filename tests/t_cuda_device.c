@@ -268,6 +268,10 @@ static void wide_spans(void **state)
          .mask = "kv <= q && (h % 3 == 0 || q - kv < 64)",
          .q_offset = 2990},
         {.problem = "b2 h8/2 q7 kv900 d128 f16", .mask = "kv >= 500 && kv < 510"},
+        /* the last rows see nothing, those before them more than the first */
+        {.problem = "b1 h2 q64 kv700 d64 bf16",
+         .mask = "kv >= q + q && kv <= q + 300",
+         .q_offset = 250},
         {.problem = "b2 h8/2 q11 kv500 d256 bf16", .mask = "kv % 3 != q"},
         {.problem = "b2 h71/1 q1 kv700 d64 bf16"},
         {.problem = "b2 h16/2 q30 kv700 d64 bf16", .mask = "causal()", .q_offset = 600},

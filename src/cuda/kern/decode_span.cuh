@@ -178,7 +178,8 @@ DEVICE int span_key(const span &s, int j)
 }
 
 /* keys that the interval mask leaves to any row of the span; with CFG_MONOTONE by the first and
- * the last row of each head, with CFG_ALIKE by those of one head that is there whole */
+ * the last row of each head, which bound the others even where they see nothing, with CFG_ALIKE
+ * by those of one head that is there whole */
 DEVICE void span_limits(const cu_fwd &p, const mod_args &mod, const span &s, int &lo, int &hi)
 {
 #if MOD_MASK == MASK_INTERVAL
@@ -198,7 +199,7 @@ DEVICE void span_limits(const cu_fwd &p, const mod_args &mod, const span &s, int
         for (int m = x.m; m < x.m + n; m += max(n - 1, 1)) {
             int from, to;
             mask_interval(mod, p, s.b, x.h, m + q_offset, from, to);
-            if (from < to) {
+            if (CFG_MONOTONE || from < to) {
                 least = min(least, from);
                 most = max(most, to);
             }
