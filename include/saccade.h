@@ -543,8 +543,8 @@ SACCADE_API void saccade_plan_destroy(saccade_plan *plan);
  * [pages, Hkv, page, D] and V one of [pages, Hkv, page, Dv], of any strides: NHD and HND, K and
  * V in one tensor, V a view of K. Mods, block masks and lengths see logical keys only: key j of
  * batch b is key j % page of the page that entry j / page of b names. A page may be named any
- * number of times. Results are those of the same keys in one piece, bit for bit (on CUDA where
- * the run in one piece takes no small tiles: docs/serving.md).
+ * number of times. Results are those of the same keys in one piece, bit for bit (on CUDA but
+ * for runs that docs/serving.md names).
  *     block_table, seq_lens           table [B, most], positions.kv_len
  *     indptr, indices, last_page_len  table [all], indptr, last_page_len (or positions.kv_len)
  *     slots                           either with pages of one key
