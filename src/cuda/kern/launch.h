@@ -120,7 +120,7 @@ typedef struct cu_drop {
 typedef struct cu_decode {
     int group;       /* query heads of a KV head, H / G */
     int rows;        /* packed rows of a KV head, group * M */
-    int tiles;       /* tiles of 16 rows that they make */
+    int tiles;       /* tiles of CFG_SPAN_ROWS that they make */
     int spans;       /* such tiles of all batches and KV heads */
     int cluster;     /* CTAs that share one span; 0: CTAs have shares that may cross spans */
     int owns;        /* each CTA has a span of its own, however long */
@@ -164,9 +164,9 @@ typedef struct cu_fwd {
      * part's result, which is not normalised. With CFG_BY_PARTS n_split parts of keys have
      * slots of decode.rows rows; with CFG_PART_KEYS alone part_o holds what CTAs put by. */
     int n_split;    /* CTAs that share the keys */
-    float *part_o;  /* [slot][16][E] */
-    float *part_ml; /* [slot][16][4] row offset (log2 units), sum, maximum */
-    int *done;      /* [CTA][4] the span cut where its share begins, first slot, parts */
+    float *part_o;  /* [slot][CFG_SPAN_ROWS][E] */
+    float *part_ml; /* [slot][CFG_SPAN_ROWS][4] row offset (log2 units), sum, maximum */
+    int *done;      /* [CTA][4] the span cut where its share begins, first CTA, parts */
     cu_decode decode;
     cu_chunks chunks; /* read with CFG_CHUNKS only */
     const void *sinks; /* of rows; read with CFG_SINKS only */
