@@ -1204,6 +1204,71 @@ static void tanh_factor_is_close(void **state)
     }
 }
 
+/* Warpgroups that multiply in a CTA with others that load; 0: nobody hands registers over. */
+static int growing_groups(cu_program which, const cu_form *form)
+{
+    const cu_operation operation = cu_program_kinds[which].operation;
+    if (operation == CU_OP_DECODE)
+        return form->span_rows > CU_SPAN_ROWS ? form->tile.groups / 4 : 0;
+    if (form->family != CU_SM90 || (operation != CU_OP_FORWARD && operation != CU_OP_SMALL))
+        return 0;
+    return form->teams ? form->teams : form->tile.groups;
+}
+
+static int constant_of(const cu_headers *headers, const char *name)
+{
+    const char *line = strstr(strbuf_text(&headers->config), name);
+    assert_non_null(line);
+    return atoi(line + strlen(name));
+}
+
+static void check_registers(const saccade_plan *plan)
+{
+    const cu_state *s = plan->state;
+    for (int n = 0; n < CU_PROGRAMS; n++) {
+        const cu_loaded *l = &s->programs[n];
+        const int groups = l->image.code ? growing_groups((cu_program)n, &l->form) : 0;
+        cu_headers headers;
+        if (!groups)
+            continue;
+        strbuf_init(&headers.config, 0);
+        strbuf_init(&headers.products, 0);
+        cu_write_forward(s, &plan->problem, &cu_program_kinds[n], &l->form, &headers);
+        const int wanted = constant_of(&headers, "CFG_REGS_PRODUCER ")
+                           + groups * constant_of(&headers, "CFG_REGS_CONSUMER ");
+        if (wanted > (groups + 1) * l->image.report.registers)
+            fail_msg("%s, d%d, page %d: %d of %d", cu_program_kinds[n].name,
+                     (int)plan->problem.sizes.D, (int)plan->problem.page, wanted,
+                     (groups + 1) * l->image.report.registers);
+        strbuf_free(&headers.config);
+        strbuf_free(&headers.products);
+    }
+}
+
+/* Warps hand over no more registers than a CTA is launched with: more would be waited for
+ * without end. */
+static void registers_are_there(void **state)
+{
+    static const struct {
+        int D, page;
+    } rows[] = {{128, 8}, {256, 64}, {64, 0}, {256, 0}};
+    (void)state;
+    skip_without_nvrtc();
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        saccade_plan *plan = NULL;
+        saccade_problem p;
+        saccade_problem_init(&p);
+        p.sizes = (saccade_sizes){.H = 4, .Hkv = 2, .D = rows[i].D, .Dv = rows[i].D};
+        p.dtype = SACCADE_BF16;
+        p.backend = "cuda";
+        p.arch = "sm_90a";
+        p.page = rows[i].page;
+        assert_int_equal(saccade_plan_create(NULL, &p, &plan, NULL), SACCADE_OK);
+        check_registers(plan);
+        saccade_plan_destroy(plan);
+    }
+}
+
 /* A plan's programs are those of the table whose forms its GPU has, and explain says so. */
 static void programs_of_a_plan(void **state)
 {
@@ -1381,6 +1446,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(text_of_heads),
         cmocka_unit_test(tanh_factor_is_close),
         cmocka_unit_test(bad_arch),
+        cmocka_unit_test(registers_are_there),
         cmocka_unit_test(programs_of_a_plan),
         cmocka_unit_test(no_spills),
         cmocka_unit_test(no_spills_in_wide_heads),

@@ -74,7 +74,7 @@ static registers registers_of(const cu_form *form, int is_small, int gathers)
     if (form->tile.groups == 1)
         return (registers){56, 256};
     if (form->tile.groups == 2)
-        return gathers ? (registers){48, 232} : (registers){40, 232};
+        return gathers ? (registers){56, 224} : (registers){40, 232};
     return (registers){32, 160};
 }
 
