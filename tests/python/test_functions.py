@@ -122,6 +122,18 @@ def test_quotients_are_exact(f, y):
         assert torch.equal(scores(lambda s, b, h, i, j, g=g: s + g(i), len(TENTHS)), want)
 
 
+def test_floors_of_quotients_are_proven():
+    """Block masks of them cost what their boundaries do, as those of x / y."""
+    N = 4096
+    for f in (
+        lambda i, h: i.float() // 33.3, lambda i, h: i * 0.1 // 64,
+        lambda i, h: i.float() // (h * 100.5 + 50.25),
+    ):  # fmt: skip
+        mask = lambda b, h, i, j, f=f: f(i, h) == f(j, h)  # noqa: E731
+        stats = st.create_block_mask(mask, 1, 2, N, N).handle().stats()
+        assert stats.evaluated_positions < N * N // 4
+
+
 @pytest.mark.parametrize("f", [torch.fmod, torch.remainder])
 def test_slopes_of_rests(f):
     n = min(len(TENTHS), N)

@@ -36,18 +36,25 @@ def _lost(t, x, y, product):
     return cut(t, t.local(text, "float", dtype=lost.dtype_name))
 
 
-def _rest(t, x, y):
-    """fmod of floats, exact up to quotients of all digits. A quotient that is rounded may be
-    whole where the true one is below it: then the rest has the other sign, and lacks a y."""
-    whole = float_call("trunc")(t, true_divide(t, x, y))
+def _rest_of(t, x, y, whole):
+    """x - whole * y, exact up to quotients of all digits."""
     product = arith("*")(t, whole, y)
     rest = arith("-")(t, x, product)
     if not _is_short(y):
         rest = arith("-")(t, rest, _lost(t, whole, y, product))
-    x, y, rest, size = x.name, y.name, rest.name, f"abs({y.name})"
+    text = f"({whole.name} == 0.0 ? {x.name} : {rest.name})"
+    return t.local(text, "float", dtype=whole.dtype_name)
+
+
+def _rest(t, x, y):
+    """fmod of floats. A quotient that is rounded may be whole where the true one is below it:
+    then the rest has the other sign, and lacks a y."""
+    whole = float_call("trunc")(t, true_divide(t, x, y))
+    rest = _rest_of(t, x, y, whole).name
+    x, size = x.name, f"abs({y.name})"
     lacks = f"(({x} < 0.0) != ({rest} < 0.0) && {rest} != 0.0)"
-    full = f"{lacks} ? ({x} < 0.0 ? {rest} - {size} : {rest} + {size}) : {rest}"
-    return t.local(f"({whole.name} == 0.0 ? {x} : {full})", "float", dtype=whole.dtype_name)
+    full = f"({lacks} ? ({x} < 0.0 ? {rest} - {size} : {rest} + {size}) : {rest})"
+    return t.local(full, "float", dtype=whole.dtype_name)
 
 
 def _has_other_sign(t, rest, y):
@@ -56,11 +63,12 @@ def _has_other_sign(t, rest, y):
 
 
 def _floor_of_floats(t, x, y):
-    rest, quotient = _rest(t, x, y), true_divide(t, x, y)
-    near = true_divide(t, arith("-")(t, x, rest), y)
-    below = _has_other_sign(t, rest, y).name
-    whole = f"(round({near.name}) - ({below} ? 1.0 : 0.0))"
-    text = f"(abs({quotient.name}) < 16777216.0 ? {whole} : floor({quotient.name}))"
+    """The rounded quotient's floor, which is at most one too large: where the quotient became
+    whole and lies below. Ranges of it are those of x / y."""
+    quotient = true_divide(t, x, y)
+    whole = float_call("floor")(t, quotient)
+    is_over = _has_other_sign(t, _rest_of(t, x, y, whole), y).name
+    text = f"({whole.name} - ({is_over} ? 1.0 : 0.0))"
     return cut(t, t.local(text, "float", dtype=quotient.dtype_name))
 
 
