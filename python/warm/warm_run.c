@@ -15,7 +15,8 @@ enum {
 
 typedef int32_t library_call(void *plan, void *args, void *error);
 typedef struct {
-    int word; /* where the address goes; -1: nowhere */
+    int word;      /* where the address goes; -1: nowhere */
+    void *address; /* where it lies; the library knows it of one without a word */
     layout like;
 } input;
 typedef struct {
@@ -91,6 +92,7 @@ static int read_inputs(Run *s, PyObject *pairs)
             return -1;
         }
         warm_keep_layout(&in->like, &d);
+        in->address = warm_address_of(&d);
     }
     return 0;
 }
@@ -265,8 +267,9 @@ static PyObject *make_outputs(const Run *s, PyObject *const *inputs, uint64_t *w
     return made;
 }
 
-/* run(tail, dropout, *inputs): the results, or None where an input is of another layout. tail:
- * bytes for the place of that name, or None; dropout: an address. */
+/* run(tail, dropout, *inputs): the results, or None where an input is of another layout, or one
+ * without a word lies elsewhere. tail: bytes for the place of that name, or None; dropout: an
+ * address. */
 PyObject *warm_run(PyObject *self, PyObject *const *args, Py_ssize_t n)
 {
     Run *s = (Run *)self;
@@ -285,10 +288,14 @@ PyObject *warm_run(PyObject *self, PyObject *const *args, Py_ssize_t n)
     }
     for (int i = 0; i < s->n_inputs; i++) {
         dl_tensor d;
-        if (!warm_look(args[i + 2], &d) || !warm_has_layout(&s->inputs[i].like, &d))
+        const input *in = &s->inputs[i];
+        if (!warm_look(args[i + 2], &d) || !warm_has_layout(&in->like, &d))
             Py_RETURN_NONE;
-        if (s->inputs[i].word >= 0)
-            words[s->inputs[i].word] = (uint64_t)(uintptr_t)warm_address_of(&d);
+        void *address = warm_address_of(&d);
+        if (in->word >= 0)
+            words[in->word] = (uint64_t)(uintptr_t)address;
+        else if (address != in->address)
+            Py_RETURN_NONE;
     }
     words[s->dropout_word] = PyLong_AsUnsignedLongLong(args[1]);
     if (PyErr_Occurred())

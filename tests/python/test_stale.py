@@ -313,6 +313,35 @@ def test_what_a_block_mask_captures_moves(how):
     del others
 
 
+def _document_mask():
+    doc = torch.arange(N, dtype=torch.int32) // 8
+    mod = lambda b, h, i, j: (doc[i] == doc[j]) & (i >= j)  # noqa: E731
+    return doc, st.create_block_mask(mod, None, None, N, N)
+
+
+def test_what_a_block_mask_captures_moves_before_the_backward_pass():
+    doc, made = _document_mask()
+    q = Q.clone().requires_grad_()
+    gradient = lambda out: torch.autograd.grad(out.sum(), q)[0]  # noqa: E731
+    call = lambda: st.flex_attention(q, K, V, None, made)  # noqa: E731
+    want, *_ = [gradient(call()) for _ in range(3)]  # the last by the extension
+    out = call()
+    others = _moves(doc, "share")
+    with pytest.raises(RuntimeError, match="moved in memory between a call and its backward"):
+        gradient(out)
+    assert all(torch.equal(gradient(call()), want) for _ in range(3))
+    del others
+
+
+def test_what_a_block_mask_captures_is_gone():
+    doc, made = _document_mask()
+    st.flex_attention(Q, K, V, None, made)
+    doc.untyped_storage().resize_(0)
+    for _ in range(2):
+        with pytest.raises(ValueError):
+            st.flex_attention(Q, K, V, None, made)
+
+
 def test_a_selection_whose_captures_moved_says_so():
     doc = torch.arange(N, dtype=torch.int32) // 8
     made = st.BlockSelection(B, H, N, N, most=1, mask_mod=lambda b, h, i, j: doc[i] == doc[j])

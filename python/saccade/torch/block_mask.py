@@ -303,13 +303,12 @@ class BlockMask:
         given a module, or by resize_."""
         if not has_moved(handle.tensors, handle.views):
             return
-        self._handle = None
+        made = None
         if not self._is_given:
-            self._handle = handle.moved([view(t) for t in handle.tensors])
-            if self._handle is None:
-                self._handle = handle
+            made = handle.moved([view(t) for t in handle.tensors])
+            if made is None:
                 raise RuntimeError(MOVED)
-        self._stamp = object()
+        self._handle, self._stamp = made, object()
         self._parts.clear()
 
     def _replaced(self):

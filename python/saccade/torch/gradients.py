@@ -8,6 +8,7 @@ import torch
 
 from ..c import backward, extension, objects
 from .calls import SMALL, current_stream, prepared, whole_rows, workspace
+from .memory import check_stays
 from .mods import view
 from .warm import NOTHING, result, room_of, run_of
 
@@ -77,10 +78,10 @@ class _Layout:
         ]
         if None in made:
             return None
-        rest = len(saved) - 5 - n
-        places = [*at[:5], *[next(words) for _ in given], *[-1] * rest, at[5]]
+        of_mask = self.call.of_mask  # themselves, and not what hooks of saved tensors made
+        places = [*at[:5], *[next(words) for _ in given], *[-1] * len(of_mask), at[5]]
         a, room = self.arguments, room_of(self.room, saved[0], SMALL)
-        inputs = zip((*saved, d_out), places)
+        inputs = zip((*saved[: 5 + n], *of_mask, d_out), places)
         text = a.image(0), a.links()
         made = [NOTHING, *made]  # of the entry, which is an input of the node
         return run_of(
@@ -112,6 +113,7 @@ def gradients(call, needs, q, k, v, out, lse, d_out, d_lse, captures, sinks=(0, 
     names; and the layout that they were made by, which may not be call.layout any more: other
     threads run meanwhile. captures: what the score's captures are now, by its names, ready for
     the kernel. sinks: where the saccade_tensors of sinks and of their gradient lie, or 0."""
+    check_stays(call.runner.mask)
     given = q, k, v
     if call.copies:
         q, k, v = prepared(q, k, v)
@@ -171,6 +173,7 @@ def _run(call, layout, inputs, captures, sinks):
 def second(call, needs, q, k, v, d_out, d_lse, captures, rates):
     """The gradient of `gradients` in the direction of rates, by d_out, d_lse, q, k, v and the
     captures that needs names: forward mode of the same, whose derivative is symmetric."""
+    check_stays(call.runner.mask)
     given = q, k, v
     q_dot, k_dot, v_dot = (
         torch.zeros_like(t) if r is None else r for t, r in zip(given, rates[:3])

@@ -67,6 +67,15 @@ def has_moved(tensors, views) -> bool:
     return any(t.dim() and t.data_ptr() != v.address for t, v in zip(tensors, views))
 
 
+def check_stays(handle) -> None:
+    """Raises where a backward pass would read what a block mask captured where it lay."""
+    if handle is not None and has_moved(handle.tensors or (), handle.views):
+        raise RuntimeError(
+            "block_mask: got a captured tensor that was moved in memory between a call and its "
+            "backward pass (share_memory_, resize_), expected it moved before or after both"
+        )
+
+
 def _got(t):
     return f"got {words_of(t)}, which has no memory of its own, expected a plain tensor"
 
