@@ -200,6 +200,23 @@ def test_integers_of_texts_in_one_graph(compiler):
     assert len(graphs) == 2
 
 
+def test_numbers_in_graphs_are_read_where_they_lie(compiler, monkeypatch):
+    """A call makes nothing anew for other values of one that a score captures."""
+    q, k, v = tensors()
+    made, kind = [], compiled._OpCall
+    monkeypatch.setattr(compiled, "_OpCall", lambda *x: made.append(x) or kind(*x))
+    f = lambda w: st.flex_attention(q, k, v, lambda s, *_: s * w)  # noqa: E731
+    torch._dynamo.reset()
+    graph = compiler(f, fullgraph=True, backend="aot_eager")
+    for x in (0.5, 2.0, -1.0):
+        w = torch.tensor(x, requires_grad=True)
+        out, want = graph(w), f(w)
+        assert torch.equal(out, want)
+        got, slope = (torch.autograd.grad(t.square().sum(), w)[0] for t in (out, want))
+        assert torch.allclose(got, slope)
+    assert len(made) == 1
+
+
 @pytest.mark.skipif(not compiled.masks.graphs_take_callables, reason="torch of old graphs")
 @pytest.mark.parametrize("strict", (False, True))
 @pytest.mark.parametrize("name", ("shape", "float", "mask"))

@@ -90,7 +90,7 @@ class _OpCall:
         places = self.addresses
         if self.reusable:
             mine = zip(captures[: self.n_tensors], places)
-            new = [t.data_ptr() if t.dim() else a for t, a in mine]
+            new = [a if _is_fetched(t) else t.data_ptr() for t, a in mine]
             places = new + places[len(new) :]
         tail, array = self.call.bound_to(places)
         return call(q, k, v, tail)
@@ -111,6 +111,11 @@ def _layout(t: torch.Tensor) -> tuple:
     return t.dtype, t.shape, t.stride(), t.device
 
 
+def _is_fetched(t) -> bool:
+    """Whether it is a number that calls take from a GPU, and not read where it lies."""
+    return t.is_cuda and t.dim() == 0
+
+
 def _op_call(q, k, v, x: Operands, want_lse, want_max) -> _OpCall:
     live = of_number(x.block_mask, x.block) if x.block_mask else None
     mods, how = x.mods, (x.scale, x.backend, x.dropout, want_lse, want_max)
@@ -125,8 +130,8 @@ def _op_call(q, k, v, x: Operands, want_lse, want_max) -> _OpCall:
         torch.get_num_threads(),
     )
     found = _calls.get(key)
-    has_number = 0 in [t.dim() for t in mods.captures]  # which goes by value
-    if found is None or has_number or not found.has_read(mods.captures, x.lists):
+    is_fetched = any(map(_is_fetched, mods.captures))
+    if found is None or is_fetched or not found.has_read(mods.captures, x.lists):
         check_call(q, k, v, True)
         for_score, for_mask = mods.named()
         live = mask_of(x, for_mask)
