@@ -48,10 +48,18 @@ class _Managed(C.Structure):
 _Deleter = C.CFUNCTYPE(None, C.POINTER(_Managed))
 _Managed._fields_ = [("tensor", _Tensor), ("context", C.c_void_p), ("deleter", _Deleter)]
 
-_pointer = C.pythonapi.PyCapsule_GetPointer
-_pointer.restype, _pointer.argtypes = C.c_void_p, [C.py_object, C.c_char_p]
-_new = C.pythonapi.PyCapsule_New
-_new.restype, _new.argtypes = C.py_object, [C.c_void_p, C.c_char_p, C.c_void_p]
+_Destructor = C.PYFUNCTYPE(None, C.c_void_p)
+
+
+def _python(name, result, *arguments):
+    """A function of Python's own, whose types no other module changes."""
+    return C.PYFUNCTYPE(result, *arguments)((name, C.pythonapi))
+
+
+_pointer = _python("PyCapsule_GetPointer", C.c_void_p, C.py_object, C.c_char_p)
+_new = _python("PyCapsule_New", C.py_object, C.c_void_p, C.c_char_p, _Destructor)
+_is_valid = _python("PyCapsule_IsValid", C.c_int, C.c_void_p, C.c_char_p)
+_pointer_of_dead = _python("PyCapsule_GetPointer", C.c_void_p, C.c_void_p, C.c_char_p)
 
 
 def _row_major(shape):
@@ -153,7 +161,7 @@ class Buffer:
         )
         m.deleter = _release
         _alive[key] = (m, shape, strides, self)
-        return _new(key, b"dltensor", None)
+        return _new(key, b"dltensor", _end)
 
 
 _alive: dict = {}
@@ -162,3 +170,10 @@ _alive: dict = {}
 @_Deleter
 def _release(managed):
     _alive.pop(C.addressof(managed.contents), None)
+
+
+@_Destructor
+def _end(capsule):
+    """Of a capsule that may have been looked at and never taken, as `view` does."""
+    if _is_valid(capsule, b"dltensor"):
+        _alive.pop(_pointer_of_dead(capsule, b"dltensor"), None)

@@ -8,6 +8,7 @@ import pytest
 np = pytest.importorskip("numpy")
 
 import saccade  # noqa: E402
+from saccade import dlpack  # noqa: E402
 
 RNG = np.random.default_rng(5)
 
@@ -91,6 +92,31 @@ def test_results_can_be_written_to(dtype):
         x += 1
         assert x.flags.writeable and x.flags.c_contiguous
     assert made[0].dtype == dtype
+
+
+class Foreign:
+    """An array of a library that makes none by from_dlpack."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, **options):
+        return self.array.__dlpack__()
+
+
+def test_results_for_what_is_not_known():
+    """Memory that others take, and that goes when nobody has it any more."""
+    q = arrays()[0][..., :16].copy()
+    before, out = len(dlpack._alive), Foreign(q)
+    for _ in range(3):  # each looks at the one before
+        out = saccade.attention(out, q, q)
+    assert len(dlpack._alive) == before
+    taken = np.from_dlpack(out)
+    want = taken.copy()
+    del out
+    assert np.array_equal(taken, want) and len(dlpack._alive) == before + 1
+    del taken
+    assert len(dlpack._alive) == before
 
 
 @pytest.mark.parametrize(
