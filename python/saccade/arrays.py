@@ -84,16 +84,22 @@ def _check_arrays(named):
             )
 
 
+def _name_of(array):
+    """Of the library that an array is from, which may be of a class derived from its own."""
+    names = [kind.__module__.partition(".")[0] for kind in type(array).__mro__]
+    return next((n for n in names if n in ("numpy", "torch", "cupy")), names[0])
+
+
 def _library(array):
     """The module whose functions make arrays of this kind."""
     if hasattr(array, "__array_namespace__"):
         return array.__array_namespace__()
-    return sys.modules[type(array).__module__.partition(".")[0]]
+    return sys.modules[_name_of(array)]
 
 
 def _output(like, shape, dtype, device):
     """(view, finish): fresh memory, and what turns it into an array like the query."""
-    library = type(like).__module__.partition(".")[0]
+    library = _name_of(like)
     if device is not None:
         array = _empty(like, shape, dtype)
         return dlpack.view(array, "out")[0], lambda: array
@@ -132,7 +138,7 @@ def _wait_for(array):
 
 def _stream_of(q):
     """(stream to run on, whether to wait for it): the one that q's library works on now."""
-    library = type(q).__module__.partition(".")[0]
+    library = _name_of(q)
     if library == "cupy":
         return sys.modules["cupy"].cuda.get_current_stream().ptr, False
     if library == "torch":

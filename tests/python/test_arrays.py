@@ -94,6 +94,10 @@ def test_results_can_be_written_to(dtype):
     assert made[0].dtype == dtype
 
 
+class Derived(np.ndarray):
+    """As a user makes one of NumPy's."""
+
+
 class Foreign:
     """An array of a library that makes none by from_dlpack."""
 
@@ -102,6 +106,13 @@ class Foreign:
 
     def __dlpack__(self, **options):
         return self.array.__dlpack__()
+
+
+def test_results_for_a_class_derived_from_numpys():
+    q, k, v = arrays()
+    out = saccade.attention(q.view(Derived), k, v)
+    assert isinstance(out, np.ndarray) and out.flags.writeable
+    assert np.array_equal(out, saccade.attention(q, k, v))
 
 
 def test_results_for_what_is_not_known():
