@@ -11,6 +11,7 @@ from typing import Any
 
 from . import dlpack
 from .c import abi, objects
+from .kv import whole_number
 from .trace.errors import words_of
 
 _NUMBERS = {bool: ("bool", C.c_uint8), int: ("i32", C.c_int32), float: ("f32", C.c_float)}
@@ -23,7 +24,7 @@ def _number(value, name):
     if type(value) not in _NUMBERS:
         raise TypeError(f"{name}: got {words_of(value)}, expected a number or an array")
     if isinstance(value, int) and not -(1 << 31) <= value < 1 << 31:
-        raise ValueError(f"{name}: got {value}, expected a value that fits 32 bits")
+        raise ValueError(f"{name}: got {value!s:.40}, expected a value that fits 32 bits")
     dtype, kind = _NUMBERS[type(value)]
     box = kind(value)
     return objects.View(C.addressof(box), dtype, abi.CPU, 0, (), ()), box
@@ -65,10 +66,17 @@ def _check_text(kind, text):
     )
 
 
+def _is_finite(x):
+    try:
+        return math.isfinite(x)
+    except OverflowError:  # an integer that no float holds
+        return False
+
+
 def _check_scale(scale):
     is_number = isinstance(scale, numbers.Real) and not isinstance(scale, bool)
-    if scale is not None and not (is_number and math.isfinite(scale)):
-        found = scale if is_number else words_of(scale)
+    if scale is not None and not (is_number and _is_finite(scale)):
+        found = f"{scale!s:.40}" if is_number else words_of(scale)
         raise (ValueError if is_number else TypeError)(
             f"scale: got {found}, expected a finite number, or None for 1 / sqrt(D)"
         )
@@ -184,6 +192,10 @@ def attention(
     if not isinstance(captures, Mapping):
         raise TypeError(f"captures: got {words_of(captures)}, expected a dict, name to array")
     _check_scale(scale)
+    if not isinstance(backend, str):
+        raise TypeError(f"backend: got {words_of(backend)}, expected its name")
+    threads = whole_number("threads", threads)
+    stream = None if stream is None else whole_number("stream", stream, 64)
     _check_text("mask", mask)
     _check_text("score", score)
     _check_arrays({"q": q, "k": k, "v": v, **captures})

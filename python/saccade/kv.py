@@ -29,7 +29,7 @@ def _numbers(name: str, values: Sequence[int]) -> C.Array:
     if not hasattr(values, "__len__") or not hasattr(values, "__getitem__"):
         raise TypeError(f"{name}: got {words_of(values)}, expected a list of numbers")
     try:
-        found = [_number(name, v) for v in values]
+        found = [whole_number(name, v) for v in values]
     except TypeError as reason:
         if str(reason).startswith(name):
             raise
@@ -37,7 +37,7 @@ def _numbers(name: str, values: Sequence[int]) -> C.Array:
     return (C.c_int32 * max(1, len(found)))(*found)
 
 
-def _number(name: str, value: int, bits: int = 32) -> int:
+def whole_number(name: str, value: int, bits: int = 32) -> int:
     """ctypes would cut it."""
     try:
         n = operator.index(value)
@@ -55,10 +55,10 @@ class Cache:
         self._handle = None
         self.pages, self.page = pages, page
         options = abi.KvOptions(
-            pages=_number("pages", pages, 64),
-            page=_number("page", page, 64),
-            sequences=_number("sequences", sequences, 64),
-            most_keys=_number("most_keys", most_keys, 64),
+            pages=whole_number("pages", pages, 64),
+            page=whole_number("page", page, 64),
+            sequences=whole_number("sequences", sequences, 64),
+            most_keys=whole_number("most_keys", most_keys, 64),
         )
         self._handle = abi.create("kv_create", C.byref(options))
 
@@ -74,7 +74,7 @@ class Cache:
 
     def _new(self, name: str, *arguments: int) -> int:
         number = C.c_int32()
-        given = [_number("sequence", n) for n in arguments]
+        given = [whole_number("sequence", n) for n in arguments]
         abi.call(name, self._handle, *given, C.byref(number))
         return number.value
 
@@ -87,16 +87,16 @@ class Cache:
         return self._new("kv_fork", sequence)
 
     def free(self, sequence: int) -> None:
-        abi.call("kv_free", self._handle, _number("sequence", sequence))
+        abi.call("kv_free", self._handle, whole_number("sequence", sequence))
 
     def truncate(self, sequence: int, length: int) -> None:
         """Forgets keys from `length` on."""
-        of, n = _number("sequence", sequence), _number("length", length, 64)
+        of, n = whole_number("sequence", sequence), whole_number("length", length, 64)
         abi.call("kv_truncate", self._handle, of, n)
 
     def drop(self, sequence: int, first: int) -> None:
         """Gives pages back whose keys all lie before key `first`; their entries become -1."""
-        of, n = _number("sequence", sequence), _number("first", first, 64)
+        of, n = whole_number("sequence", sequence), whole_number("first", first, 64)
         abi.call("kv_drop", self._handle, of, n)
 
     def grow(
@@ -124,7 +124,7 @@ class Cache:
     ) -> tuple[list[list[int]], list[int]]:
         """Rows of pages, -1 past their ends, and lengths. columns: 0 as many as the longest
         has."""
-        rows, columns = _numbers("sequences", sequences), _number("columns", columns)
+        rows, columns = _numbers("sequences", sequences), whole_number("columns", columns)
         n = len(sequences)
         if columns < 0:
             raise ValueError(f"columns: got {columns}, expected 0 or more")
@@ -137,7 +137,7 @@ class Cache:
 
     def length(self, sequence: int) -> int:
         """-1 for a sequence that is not there."""
-        return lib.saccade_kv_length(self._handle, _number("sequence", sequence))
+        return lib.saccade_kv_length(self._handle, whole_number("sequence", sequence))
 
     @property
     def free_pages(self) -> int:
