@@ -327,6 +327,35 @@ def test_ranks_agree_where_one_has_no_memory(monkeypatch):
     assert cp._over_nccl(1.0) is None and votes == [0, 0, 0]
 
 
+@pytest.mark.parametrize("mode", ["gather", "staged", "heads"])
+def test_captures_move_before_the_backward_pass(mode, tmp_path):
+    """As share_memory_ moves them: those of scores are found, those of masks an error."""
+    import saccade.torch as st
+
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    n = 64
+    x = torch.randn(1, 2, n, 16, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    doc, bias = torch.arange(n, dtype=torch.int32) // 8, torch.arange(n) / n
+    mask = st.create_block_mask(lambda b, h, i, j: doc[i] == doc[j], None, None, n, n)
+    try:
+        with st.context_parallel(None, x.shape, [mask], mode=mode):
+            call = lambda: st.flex_attention(  # noqa: E731
+                x, x, x, lambda s, b, h, i, j: s + bias[j], mask
+            )
+            want, out = torch.autograd.grad(call().sum(), x)[0], call()
+            bias.share_memory_()
+            others = [torch.full((n,), 7.0 + i) for i in range(99)]
+            assert torch.equal(torch.autograd.grad(out.sum(), x)[0], want)
+            out = call()
+            doc.share_memory_()
+            with pytest.raises(RuntimeError, match="moved in memory between a call and its"):
+                out.sum().backward()
+            del others
+    finally:
+        dist.destroy_process_group()
+
+
 def test_whose_collectives_a_group_has(monkeypatch, tmp_path):
     """Made without a backend, it is called undefined, and has one by device."""
     from saccade.torch.parallel import _device_of, _has_nccl

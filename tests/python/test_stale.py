@@ -333,6 +333,20 @@ def test_what_a_block_mask_captures_moves_before_the_backward_pass():
     del others
 
 
+def test_captures_of_varlen_attention_move_before_the_backward_pass():
+    doc, bias = torch.arange(N, dtype=torch.int32) // 8, torch.randn(H, N, generator=G)
+    mask = st.mask("doc[q] == doc[kv] && q >= kv", doc=doc)
+    score = st.score("score + bias[h, kv]", bias=bias)
+    q, k = (t[0].transpose(0, 1).contiguous() for t in (Q, K))
+    q.requires_grad_()
+    at = torch.tensor([0, N], dtype=torch.int32)
+    call = lambda: st.varlen_attention(q, k, k, at, at, mask=mask, score=score)  # noqa: E731
+    want, out = torch.autograd.grad(call().sum(), q)[0], call()
+    others = _moves(doc, "share"), _moves(bias, "share")
+    assert torch.equal(torch.autograd.grad(out.sum(), q)[0], want)
+    del others
+
+
 def test_what_a_block_mask_captures_is_gone():
     doc, made = _document_mask()
     st.flex_attention(Q, K, V, None, made)

@@ -10,6 +10,7 @@ from ..c import abi
 from .agreement import digest
 from .calls import current_stream, output_like, prepared
 from .checks import NO_SECOND_OF
+from .memory import check_stays
 from .mods import view
 from .once import last
 from .recording import is_recorded
@@ -50,6 +51,12 @@ class _Call:
 
     def _bits(self, bits):
         return bits
+
+    def follow(self):
+        """Before the backward pass: tensors may have moved in memory since the first run."""
+        check_stays(self.mask)
+        if self.score is not None:
+            self.all_views[: len(self.names)] = self.score.again().views
 
     def _captured(self):
         """Room for gradients of captures, by name."""
@@ -252,6 +259,7 @@ class Attention(torch.autograd.Function):
         d_lse = d_lse.resolve_neg() if d_lse is not None else None
         ctx.call.count(*saved[:3], True)
         ctx.call.cp.call = digest([ctx.call.number, "backward"])
+        ctx.call.follow()
         with torch.cuda.device_of(q):
             made, by_name = ctx.call.backward(*saved[:_SAVED], d_out, d_lse, needs)
         names = iter(ctx.call.wanted)

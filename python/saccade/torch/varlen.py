@@ -191,7 +191,7 @@ class _Call:
             a.lengths, a.first = seq_lens, None if a.at_end else 0
             a.keep.append(p)
             a.args.positions = C.pointer(p)
-        a.bind([m for m in self.mods if m is not None])
+        a.bind([m.again() for m in self.mods if m is not None])
         if self.state is not None:
             a.tensors(dropout=self.state)
         return a
