@@ -168,6 +168,9 @@ def test_counts_are_numbers_of_any_kind():
         cache.step(pair, counts)
         cache.append(0, k, k)
         assert type(cache.most_new) is int and cache.attend(0, q).shape == q.shape
+    cache.step([], [])  # and rows that a batch is padded with
+    out, lse = cache.attend(0, q, return_lse=True)
+    assert out.shape == q.shape and lse.shape == q.shape[:2]
 
 
 @pytest.mark.parametrize("shape", [(0, HKV, D), (2, HKV, 0, D), (0, HKV, 1, D)])

@@ -213,18 +213,22 @@ class PagedCache(Cache):
         """cached_attention over this layer: query [B, H, Q, D], or [T, H, D] with the rows of
         sequences as their new keys are; results of more rows than these hold anything."""
         layer = self._layer(layer)
-        self._new_keys()
+        counts = self._new_keys()
         check_plain("query", query)
+        table, lengths, starts = self.block_table, self.seq_lens, self.cu_seqlens
+        if not counts and query.dim() == 3:  # a batch has a sequence: one of no rows
+            table, lengths = self._table[:1], torch.zeros_like(self._lengths[:1])
+            starts = torch.zeros_like(self._starts[:2])
         if query.dim() == 3:
-            options.setdefault("cu_seqlens_q", self.cu_seqlens)
+            options.setdefault("cu_seqlens_q", starts)
             options.setdefault("max_seqlen_q", self.most_new)
         return cached_attention(
             query,
             self.pools[0][layer],
             self.pools[1][layer],
             mask,
-            block_table=self.block_table,
-            seq_lens=self.seq_lens,
+            block_table=table,
+            seq_lens=lengths,
             k_scale=self.scales[0][layer],
             v_scale=self.scales[1][layer],
             **options,
