@@ -83,7 +83,13 @@ def _check_scale(scale):
 
 
 def _check_arrays(named):
+    ma = sys.modules.get("numpy.ma")
     for name, x in named.items():
+        if ma is not None and isinstance(x, ma.MaskedArray):
+            raise TypeError(
+                f"{name}: got a masked array, whose mask is not part of its memory, expected "
+                "x.filled(0), and what counts as a mask in text"
+            )
         if type(x).__module__.startswith("jax") and type(x).__name__.endswith("Tracer"):
             raise TypeError(
                 f"{name}: got a tracer of JAX, expected an array: saccade.attention runs "

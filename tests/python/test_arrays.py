@@ -145,6 +145,7 @@ def test_results_for_what_is_not_known():
         ({"q": arrays(">f4")[0]}, "q: got a ndarray .* expected numbers in memory"),
         ({"k": arrays(object)[1]}, "k: got a ndarray .* expected numbers in memory"),
         ({"v": None}, "v: got None|v: got a NoneType"),
+        ({"q": np.ma.array(arrays()[0], mask=True)}, "q: got a masked array, .* x.filled"),
     ],
 )
 def test_wrong_arguments(options, message):
