@@ -22,7 +22,9 @@
  * thread counts. Products of gradients that are not wanted are not made.
  *
  * A captured value t that scores read gets the sum of p (dO . v - delta) dx/dt over them, made
- * along rows, columns or diagonals of tiles first (backward_reads.c, backward_captures.c).
+ * along rows, columns or diagonals of tiles first (backward_reads.c, backward_captures.c). In
+ * 16 bits such sums need a delta without the rounding of O: a pass before makes it
+ * (backward_delta.c).
  *
  * A position that is not live gives exactly 0: P and dS are 0 there, and where Q, K or dO hold
  * an infinity or NaN, tiles with dead positions are multiplied by live ones alone. */
@@ -61,6 +63,7 @@ typedef struct backward_read {
     int rank;     /* indices */
     int is_dense; /* BACKWARD_PLACE: each index is a line in q and kv, as find_steps() has it */
     int is_own;   /* .. different positions of a head read different elements, here alone */
+    int sums_keys;  /* keys of a row may read one element */
     int is_slanted; /* .. an index is not q, kv or neither (kv - q), or no line below 0 */
     int8_t by_q[SACCADE_MAX_RANK], by_kv[SACCADE_MAX_RANK]; /* .. -1, 0 or 1, of an index */
     /* BACKWARD_PLACE (backward_indices.c): all indices; and, where each has one, the sums
@@ -77,6 +80,7 @@ enum { BACKWARD_READS = 512, BACKWARD_RESULTS = BACKWARD_READS + 2 };
 typedef struct cpu_backward_plan {
     const cpu_backward_kernels *kernels;
     int has_dq, has_dk, has_dv;
+    int is_weighing;   /* a first pass, for delta alone (backward_delta.c) */
     uint64_t captures; /* of the score mod that gradients are wanted of, a bit each */
     /* dx/ds as a score mod, NULL where there is no score mod and it is 1. */
     const mod_fn *slope;
@@ -223,6 +227,8 @@ static inline int64_t backward_head_of(const backward_job *job, int64_t n)
  * rows it holds: the others were never written. */
 float *backward_partial_of(const backward_job *job, int64_t chunk, int64_t head);
 uint8_t *backward_touched_of(const backward_job *job, int64_t chunk, int64_t head);
+/* All items, in waves, and dQ from their sums. */
+void backward_run_items(backward_job *job);
 
 /* ---- backward_careful.c ---- */
 
@@ -236,6 +242,8 @@ int backward_has_nonfinite(backward_job *job);
 
 /* par_fn over (batch, head, block of rows): lse, delta and limits. */
 void backward_find_rows(void *job, int64_t index, int thread);
+/* dlse of a row as it lies in the run's tensors; 0 in runs without. */
+double backward_d_lse_of(const backward_job *job, int64_t b, int64_t h, int64_t i);
 /* After it: the gradients of sinks, if they are wanted. */
 void backward_sum_sinks(const backward_job *job, const plan_gradients *gradients);
 
@@ -383,6 +391,8 @@ void backward_add_sums(backward_worker *w, int32_t r0, int32_t rows, int32_t fro
                        int32_t past);
 void backward_begin_diagonals(backward_worker *w);
 void backward_end_diagonals(const backward_worker *w);
+/* A read's sums over query head h, counted over the batch; columns are of no chunk. */
+double *backward_sums_of(const backward_job *job, uint32_t read, int64_t chunk, int64_t h);
 /* After all items: sums go where they belong. */
 void backward_spread(const backward_job *job);
 
@@ -458,6 +468,19 @@ void backward_end_fixed(const backward_job *job);
 void backward_drop_incoming(backward_worker *w, int32_t r0, int32_t rows, int32_t from,
                             int32_t past);
 void backward_drop_weights(backward_worker *w, int32_t r0, int32_t rows, int32_t from,
+                           int32_t past);
+
+/* ---- backward_delta.c ---- */
+
+/* Whether runs make delta in a pass of its own, whose plan this is. */
+int backward_has_weighing(const saccade_plan *plan, const cpu_backward_plan *backward);
+cpu_backward_plan backward_weighing_of(const cpu_backward_plan *backward);
+/* After rows: delta from P and dP. Threads begin anew afterwards. */
+void backward_weigh_rows(const backward_job *job);
+/* Of this pass: what a strip's weights take for dP, n keys from key `from` on; and what is
+ * added up when they are made. */
+float *backward_begin_weighing(const backward_worker *w, int32_t rows, int32_t from, int32_t n);
+void backward_add_weighing(backward_worker *w, int32_t r0, int32_t rows, int32_t from,
                            int32_t past);
 
 /* ---- backward_strip.c ---- */

@@ -30,8 +30,7 @@ static int64_t axis_length(const backward_job *job, backward_axis axis)
                                      : s->Q + s->KV - 1;
 }
 
-/* Sums of a read over query head h (counted over the batch); columns are of no chunk. */
-static double *sums_of(const backward_job *job, uint32_t read, int64_t chunk, int64_t h)
+double *backward_sums_of(const backward_job *job, uint32_t read, int64_t chunk, int64_t h)
 {
     const saccade_sizes *s = &job->run->sizes;
     const backward_axis axis = job->backward->reads[read].axis;
@@ -53,7 +52,7 @@ void backward_begin_sums(const backward_worker *w, int64_t head)
         const backward_axis axis = job->backward->reads[n].axis;
         if (axis == BACKWARD_COLUMN || axis == BACKWARD_PLACE)
             continue;
-        memset(sums_of(job, n, w->chunk, backward_head_of(job, head) * group), 0,
+        memset(backward_sums_of(job, n, w->chunk, backward_head_of(job, head) * group), 0,
                (size_t)(group * axis_length(job, axis)) * sizeof(double));
     }
 }
@@ -82,7 +81,7 @@ void backward_end_columns(const backward_worker *w)
     for (uint32_t n = 0; n < job->backward->n_reads; n++) {
         if (job->backward->reads[n].axis != BACKWARD_COLUMN)
             continue;
-        double *to = sums_of(job, n, 0, head_of(w)) + w->j0;
+        double *to = backward_sums_of(job, n, 0, head_of(w)) + w->j0;
         for (int64_t j = 0; j < left && j < job->g.keys; j++)
             to[j] = (double)tile_sums(w, n)[j];
     }
@@ -102,7 +101,7 @@ void backward_end_diagonals(const backward_worker *w)
     for (uint32_t n = 0; n < job->backward->n_reads; n++) {
         if (job->backward->reads[n].axis != BACKWARD_DIAGONAL)
             continue;
-        double *to = sums_of(job, n, w->chunk, head_of(w));
+        double *to = backward_sums_of(job, n, w->chunk, head_of(w));
         for (int64_t d = BACKWARD_ROWS - w->m; d < BACKWARD_ROWS + w->n - 1; d++)
             to[first + d] += (double)tile_sums(w, n)[d];
     }
@@ -350,7 +349,7 @@ void backward_add_sums(backward_worker *w, int32_t r0, int32_t rows, int32_t fro
             else
                 add_places(w, n, g, r0, rows, from, past);
         } else {
-            double *sums = sums_of(job, n, w->chunk, head_of(w));
+            double *sums = backward_sums_of(job, n, w->chunk, head_of(w));
             k->sum_rows(dx, slope, LD, rows, past - from, to);
             for (int32_t r = 0; r < rows; r++)
                 sums[read->axis == BACKWARD_ROW ? w->i0 + r0 + r : 0] += (double)to[r];
@@ -419,7 +418,7 @@ static void spread_head(const backward_job *job, uint32_t n, int64_t b, int64_t 
     for (int64_t t = 0; t < axis_length(job, read->axis); t++) {
         double sum = 0;
         for (int64_t chunk = 0; chunk < chunks; chunk++)
-            sum += sums_of(job, n, chunk, head)[t];
+            sum += backward_sums_of(job, n, chunk, head)[t];
         backward_add_to(to, fixed + moving[t], backward_scaled(factor, sum));
     }
 }

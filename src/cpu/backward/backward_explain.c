@@ -80,6 +80,10 @@ void cpu_backward_explain(const saccade_plan *plan, const cpu_backward_plan *b, 
                   g.rows, g.keys, b->kernels->block->name, b->kernels->step,
                   b->kernels->step > 1 ? "s" : "", engine_of(plan, b));
     say_reads(plan, b, out);
+    if (backward_has_weighing(plan, b))
+        strbuf_puts(out, "  delta: from P and dP in a first pass, two products more, since "
+                         "sums over a row's keys would add up what rounding O leaves in "
+                         "dO . O\n");
     if (p->has_chunks)
         strbuf_puts(out, "  dk, dv: by logical key in f32, then summed by rows of the table\n");
     if (!plan_has_lengths(p))

@@ -266,14 +266,26 @@ backward_geometry backward_geometry_of(const saccade_plan *plan,
     return g;
 }
 
+/* Of all passes of a run, which lie in one place. */
+static size_t bytes_of(const saccade_plan *plan, const cpu_backward_plan *backward,
+                       const saccade_sizes *sizes)
+{
+    const cpu_backward_plan weighing = backward_weighing_of(backward);
+    const size_t own = backward_geometry_of(plan, backward, sizes).bytes;
+    const size_t first = backward_has_weighing(plan, backward)
+                             ? backward_geometry_of(plan, &weighing, sizes).bytes
+                             : 0;
+    return own > first ? own : first;
+}
+
 size_t cpu_backward_workspace(const saccade_plan *plan, const cpu_backward_plan *backward,
                               const saccade_sizes *sizes, const plan_gradients *gradients)
 {
     const saccade_sizes s = whole_sizes(plan, sizes);
     const int is_least = !gradients || gradients->is_least;
     const cpu_backward_plan careful = backward_careful_of(backward);
-    const size_t own = backward_geometry_of(plan, backward, sizes).bytes;
-    const size_t with_careful = backward_geometry_of(plan, &careful, sizes).bytes;
+    const size_t own = bytes_of(plan, backward, sizes);
+    const size_t with_careful = bytes_of(plan, &careful, sizes);
     const size_t more = backward_places_bytes(plan, backward, &s, gradients)
                         + (is_least ? 0 : backward_fixed_bytes(backward, gradients));
     return sum_bytes(own > with_careful ? own : with_careful, more);

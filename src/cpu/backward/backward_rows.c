@@ -17,6 +17,12 @@ static float weighing_lse(float lse)
     return isfinite(lse) && fabsf(lse) > (float)BACKWARD_LSE_MOST ? INFINITY : lse;
 }
 
+double backward_d_lse_of(const backward_job *job, int64_t b, int64_t h, int64_t i)
+{
+    const saccade_tensor *d_lse = job->gradients->d_lse;
+    return d_lse ? (double)stat_of(d_lse, b, h, i) : 0;
+}
+
 /* shift: from a row's number to where it lies. */
 static void find_stats(const backward_job *job, int64_t b, int64_t h, int64_t i0, int64_t shift,
                        int32_t n)

@@ -99,7 +99,7 @@ static void run_heads(backward_job *job, int64_t first, int64_t step, int64_t n,
     }
 }
 
-static void run_all(backward_job *job)
+void backward_run_items(backward_job *job)
 {
     const backward_order how = backward_order_of(job);
     const int64_t B = job->run->sizes.B, G = job->run->sizes.Hkv;
@@ -172,33 +172,38 @@ saccade_status cpu_backward(const saccade_plan *plan, const cpu_backward_plan *b
     backward_job job = {.plan = plan,
                         .backward = backward,
                         .run = run,
-                        .gradients = &places.made,
+                        .gradients = gradients,
                         .threads = threads_of(plan, s)};
     TRY(plan_check_places(run, err));
     TRY(cpu_live_of(&plan->problem, run, &job.live, err));
     TRY(find_runs(&job, err));
     job.memory = run->workspace;
     job.g = backward_geometry_of(plan, backward, s);
-    job.reads = (backward_read_run *)(void *)(job.memory + job.g.reads_off);
-    memset(job.reads, 0, backward->n_reads * sizeof *job.reads);
     job.lse = (float *)(void *)(job.memory + job.g.lse_off);
     job.delta = (float *)(void *)(job.memory + job.g.delta_off);
     job.first = (int32_t *)(void *)(job.memory + job.g.first_off);
     job.past = (int32_t *)(void *)(job.memory + job.g.past_off);
     job.spans = (backward_span *)(void *)(job.memory + job.g.span_off);
-    backward_begin_places(plan, backward, run, gradients, job.memory + job.g.bytes, &places);
     backward_begin_threads(&job);
     if (backward_has_nonfinite(&job)) {
         const cpu_backward_plan careful = backward_careful_of(backward);
         return cpu_backward(plan, &careful, run, gradients, err);
     }
     par_for(s->B * s->H * job.g.row_blocks, job.threads, backward_find_rows, &job);
+    if (backward_has_weighing(plan, backward)) {
+        backward_weigh_rows(&job);
+        backward_begin_threads(&job);
+    }
     backward_sum_sinks(&job, gradients);
+    job.reads = (backward_read_run *)(void *)(job.memory + job.g.reads_off);
+    memset(job.reads, 0, backward->n_reads * sizeof *job.reads);
+    backward_begin_places(plan, backward, run, gradients, job.memory + job.g.bytes, &places);
+    job.gradients = &places.made;
     backward_begin_stored(&job, gradients, &places);
     backward_begin_captures(&job);
     backward_find_dense(&job);
     begin_fixed(&job, gradients);
-    run_all(&job);
+    backward_run_items(&job);
     backward_spread(&job);
     backward_end_fixed(&job);
     backward_end_places(plan, backward, run, gradients, &places);

@@ -98,19 +98,22 @@ static void open_weights(const backward_worker *w, int32_t r0, int32_t from, int
     const saccade_sizes *s = &job->run->sizes;
     const int64_t at = (w->b * s->H + w->h) * s->Q + w->i0 + r0;
     const int64_t step = r0 / job->backward->kernels->step * LD + from;
+    const int32_t n = (past - from + 15) / 16 * 16;
+    const int is_weighing = job->backward->is_weighing;
     o->is_open = 1;
     o->r0 = r0;
     o->rows = backward_strip_rows(w, r0);
     o->from = from;
     o->past = past;
     for (int32_t r = 0; r < o->rows; r++)
-        o->delta[r] = w->head_slope * job->delta[at + r];
+        o->delta[r] = is_weighing ? 0 : w->head_slope * job->delta[at + r];
     o->weights =
         (cpu_strip_weights){.s = w->s + r0 * LD + from,
-                            .dp = w->dp + r0 * LD + from,
+                            .dp = is_weighing ? backward_begin_weighing(w, o->rows, from, n)
+                                              : w->dp + r0 * LD + from,
                             .ld = LD,
                             .rows = o->rows,
-                            .n = (past - from + 15) / 16 * 16,
+                            .n = n,
                             .scale = backward_late_scale(w),
                             .lse = job->lse + at,
                             .delta = o->delta,
@@ -123,7 +126,9 @@ static void open_weights(const backward_worker *w, int32_t r0, int32_t from, int
 void backward_close_strip(backward_worker *w, backward_strip *o, int32_t past)
 {
     backward_drop_weights(w, o->r0, o->rows, o->from, o->past);
-    if (w->job->backward->n_reads)
+    if (w->job->backward->is_weighing)
+        backward_add_weighing(w, o->r0, o->rows, o->from, o->past);
+    else if (w->job->backward->n_reads)
         backward_add_sums(w, o->r0, o->rows, o->from, o->past);
     backward_clear_weights(w, o->r0, o->rows, o->past, past); /* scores were whole panels */
     o->is_open = 0;
