@@ -2,7 +2,9 @@
  * block_f32_tmpl.c and block_bf16_tmpl.c. Both products are one outer-product micro-kernel: a
  * strip of rows times a panel of packed columns, all accumulators in registers, one broadcast
  * per row and step. Every sum runs over its index in order, whatever the strip or panel, so no
- * blocking changes a bit. panel_step.h has one step. */
+ * blocking by these changes a bit. A block of keys is summed by itself and added to O whole:
+ * over thousands of keys f32 loses to O what a block has, not what a key has. panel_step.h has
+ * one step. */
 #ifndef SACCADE_CPU_KERNELS_PANEL_PRODUCTS_H
 #define SACCADE_CPU_KERNELS_PANEL_PRODUCTS_H
 
@@ -97,11 +99,13 @@ static ALWAYS_INLINE void value_panel(int rows, const packed *p, int32_t p_ld, c
     vf acc[MOST_STRIP][PANEL_VECTORS];
     for (int i = 0; i < rows; i++)
         for (int c = 0; c < PANEL_VECTORS; c++)
-            acc[i][c] = vf_set(alpha[i]) * vf_load(o + (int64_t)i * o_ld + c * VF);
+            acc[i][c] = vf_set(0);
     multiply(rows, PANEL_VECTORS, p, p_ld, v, n / STEP, acc);
     for (int i = 0; i < rows; i++)
         for (int c = 0; c < PANEL_VECTORS; c++)
-            vf_store(o + (int64_t)i * o_ld + c * VF, acc[i][c]);
+            vf_store(
+                o + (int64_t)i * o_ld + c * VF,
+                vf_fma(vf_set(alpha[i]), vf_load(o + (int64_t)i * o_ld + c * VF), acc[i][c]));
 }
 
 #define VALUE_ROWS(N)                                                                         \

@@ -1,6 +1,7 @@
 /* turned_products.h: P^T dO and dS^T Q of the backward kernels, the outer-product micro-kernel
  * of panel_products.h with the strip's operand read by columns: a step's elements of one strip
- * of keys lie side by side, so the tile of weights is never transposed. */
+ * of keys lie side by side, so the tile of weights is never transposed. The rows of a tile are
+ * summed by themselves, as values are. */
 #ifndef SACCADE_CPU_KERNELS_TURNED_PRODUCTS_H
 #define SACCADE_CPU_KERNELS_TURNED_PRODUCTS_H
 
@@ -13,7 +14,7 @@ static ALWAYS_INLINE void turned_panel(int keys, const packed *a, int32_t a_ld, 
     vf acc[STRIP_ROWS][PANEL_VECTORS];
     for (int j = 0; j < keys; j++)
         for (int v = 0; v < PANEL_VECTORS; v++)
-            acc[j][v] = vf_load(c + (int64_t)j * c_ld + v * VF);
+            acc[j][v] = vf_set(0);
     for (int32_t t = 0; t < steps; t++) {
         step_vector column[PANEL_VECTORS];
         for (int v = 0; v < PANEL_VECTORS; v++)
@@ -28,7 +29,8 @@ static ALWAYS_INLINE void turned_panel(int keys, const packed *a, int32_t a_ld, 
     }
     for (int j = 0; j < keys; j++)
         for (int v = 0; v < PANEL_VECTORS; v++)
-            vf_store(c + (int64_t)j * c_ld + v * VF, acc[j][v]);
+            vf_store(c + (int64_t)j * c_ld + v * VF,
+                     vf_load(c + (int64_t)j * c_ld + v * VF) + acc[j][v]);
 }
 
 static NEVER_INLINE void turned_strip(const packed *a, int32_t a_ld, const packed *b,
