@@ -381,16 +381,15 @@ backward_order backward_order_of(const backward_job *job);
 void backward_find_dense(backward_job *job);
 /* Before the run: gradients that are not added to start from 0. */
 void backward_begin_captures(const backward_job *job);
-/* Around an item; around the tiles of one head and block of keys. */
+/* Before an item; before the tiles of one head and block of keys. */
 void backward_begin_sums(const backward_worker *w, int64_t head);
-void backward_begin_columns(backward_worker *w);
-void backward_end_columns(const backward_worker *w);
+void backward_begin_columns(const backward_worker *w);
 /* Rows [r0, r0 + rows), keys [from, past) of the tile, whose dX the worker holds; and, around
- * the strips of a tile, its diagonals. */
+ * the strips of a tile, its columns and diagonals. */
 void backward_add_sums(backward_worker *w, int32_t r0, int32_t rows, int32_t from,
                        int32_t past);
-void backward_begin_diagonals(backward_worker *w);
-void backward_end_diagonals(const backward_worker *w);
+void backward_begin_lines(backward_worker *w);
+void backward_end_lines(const backward_worker *w);
 /* A read's sums over query head h, counted over the batch; columns are of no chunk. */
 double *backward_sums_of(const backward_job *job, uint32_t read, int64_t chunk, int64_t h);
 /* After all items: sums go where they belong. */

@@ -62,48 +62,51 @@ static float *tile_sums(const backward_worker *w, uint32_t read)
     return w->sums + read * BACKWARD_SUMS;
 }
 
-static void clear_sums(const backward_worker *w, backward_axis axis)
+/* Keys of the worker's block from its first on, as sums of columns have them. */
+static double *columns_of(const backward_worker *w, uint32_t read)
+{
+    return backward_sums_of(w->job, read, 0, head_of(w)) + w->j0;
+}
+
+void backward_begin_columns(const backward_worker *w)
 {
     for (uint32_t n = 0; n < w->job->backward->n_reads; n++)
-        if (w->job->backward->reads[n].axis == axis)
+        if (w->job->backward->reads[n].axis == BACKWARD_COLUMN)
+            memset(columns_of(w, n), 0, (size_t)backward_keys_there(w) * sizeof(double));
+}
+
+void backward_begin_lines(backward_worker *w)
+{
+    for (uint32_t n = 0; n < w->job->backward->n_reads; n++) {
+        const backward_axis axis = w->job->backward->reads[n].axis;
+        if (axis == BACKWARD_COLUMN || axis == BACKWARD_DIAGONAL)
             memset(tile_sums(w, n), 0, BACKWARD_SUMS * sizeof(float));
-}
-
-void backward_begin_columns(backward_worker *w)
-{
-    clear_sums(w, BACKWARD_COLUMN);
-}
-
-void backward_end_columns(const backward_worker *w)
-{
-    const backward_job *job = w->job;
-    const int64_t left = job->run->sizes.KV - w->j0;
-    for (uint32_t n = 0; n < job->backward->n_reads; n++) {
-        if (job->backward->reads[n].axis != BACKWARD_COLUMN)
-            continue;
-        double *to = backward_sums_of(job, n, 0, head_of(w)) + w->j0;
-        for (int64_t j = 0; j < left && j < job->g.keys; j++)
-            to[j] = (double)tile_sums(w, n)[j];
     }
 }
 
-void backward_begin_diagonals(backward_worker *w)
+/* Place d of a tile's diagonals: key j and row i with j - i = d - (BACKWARD_ROWS - 1). */
+static void end_diagonals(const backward_worker *w, uint32_t n)
 {
-    clear_sums(w, BACKWARD_DIAGONAL);
+    const int64_t first = w->j0 - w->i0 - (BACKWARD_ROWS - 1) + w->job->run->sizes.Q - 1;
+    double *to = backward_sums_of(w->job, n, w->chunk, head_of(w));
+    for (int64_t d = BACKWARD_ROWS - w->m; d < BACKWARD_ROWS + w->n - 1; d++)
+        to[first + d] += (double)tile_sums(w, n)[d];
 }
 
-/* Place d of a tile's diagonals: key j and row i with j - i = d - (BACKWARD_ROWS - 1). */
-void backward_end_diagonals(const backward_worker *w)
+static void end_columns(const backward_worker *w, uint32_t n)
 {
-    const backward_job *job = w->job;
-    const saccade_sizes *s = &job->run->sizes;
-    const int64_t first = w->j0 - w->i0 - (BACKWARD_ROWS - 1) + s->Q - 1;
-    for (uint32_t n = 0; n < job->backward->n_reads; n++) {
-        if (job->backward->reads[n].axis != BACKWARD_DIAGONAL)
-            continue;
-        double *to = backward_sums_of(job, n, w->chunk, head_of(w));
-        for (int64_t d = BACKWARD_ROWS - w->m; d < BACKWARD_ROWS + w->n - 1; d++)
-            to[first + d] += (double)tile_sums(w, n)[d];
+    double *to = columns_of(w, n);
+    for (int32_t j = 0; j < w->n; j++)
+        to[j] += (double)tile_sums(w, n)[j];
+}
+
+void backward_end_lines(const backward_worker *w)
+{
+    for (uint32_t n = 0; n < w->job->backward->n_reads; n++) {
+        if (w->job->backward->reads[n].axis == BACKWARD_COLUMN)
+            end_columns(w, n);
+        else if (w->job->backward->reads[n].axis == BACKWARD_DIAGONAL)
+            end_diagonals(w, n);
     }
 }
 

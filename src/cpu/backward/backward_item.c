@@ -287,7 +287,6 @@ static void run_keys(backward_worker *w, int64_t key_block)
         if (w->n)
             run_head(w);
         store_rest(w, job->run->sizes.Q);
-        backward_end_columns(w);
     }
     if (b->has_dk) {
         clear_past(w, w->dk, job->g.dq_ld);

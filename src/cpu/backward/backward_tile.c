@@ -374,7 +374,7 @@ void backward_run_tile(backward_worker *w)
     pack_rows(w);
     find_spans(w, strip);
     span_block(w, strip, &from, &past);
-    backward_begin_diagonals(w);
+    backward_begin_lines(w);
     for (int32_t r = 0, n = 0; r < w->m; r += strip, n++) {
         const int32_t rows = backward_strip_rows(w, r);
         if (w->from[n] >= w->past[n]) {
@@ -390,6 +390,6 @@ void backward_run_tile(backward_worker *w)
     }
     backward_end_stream(w);
     const int32_t dq_rows = make_last(w, &open, any_dead, past);
-    backward_end_diagonals(w);
+    backward_end_lines(w);
     add_products(w, any_dead, dq_rows);
 }
