@@ -2,14 +2,15 @@
  * shares and a second kernel that joins them (kern/decode.cu). */
 #include "cuda/run/run.h"
 
-static int decode_shared(const cu_state *s, cu_program which, const plan_problem *p,
-                         int64_t spans)
+/* Blocks of spans are counted in shared memory, but where they are fixed or each CTA has a span
+ * of its own. */
+static int decode_shared(const cu_state *s, const cu_form *form, const plan_problem *p,
+                         const cu_decode *f)
 {
-    const cu_form *form = &s->programs[which].form;
-    const int is_counted = which != CU_DECODE_HALF && !s->has_fixed_pieces;
+    const int is_counted = !f->owns && !s->has_fixed_pieces;
     return cu_decode_shared(&form->tile, form->span_rows, cu_padded(p->sizes.D),
                             cu_padded(p->sizes.Dv), cu_key_bits(p), s->facts.column_words,
-                            is_counted ? spans : 0);
+                            is_counted ? f->spans : 0);
 }
 
 /* Blocks of every span where all have the same, known here; else 0. */
@@ -122,8 +123,8 @@ static int may_start_early(const cu_state *s, const plan_problem *p,
     return keys * (p->sizes.D + p->sizes.Dv) * 2 <= s->device.l2_bytes / 2;
 }
 
-/* which: of the programs of decode. sizes: the run's, Q no
- * more than decode takes; base: of its part of the workspace. */
+/* which: of the programs of decode. sizes: the run's, Q no more than decode takes; base: of its
+ * part of the workspace. */
 static saccade_status launch_spans(const saccade_plan *plan, cu_program which,
                                    const plan_run *run, const saccade_sizes *sizes, char *base,
                                    run_args *a, saccade_error *err)
@@ -134,7 +135,6 @@ static saccade_status launch_spans(const saccade_plan *plan, cu_program which,
     const int loaders = form->span_rows > CU_SPAN_ROWS ? 4 : 0; /* warps */
     const int threads = (form->tile.groups + loaders) * 32;
     const int spans = (int)cu_decode_spans(sizes, form->span_rows);
-    const int shared = decode_shared(s, which, &plan->problem, spans);
     const run_decode_sizes d =
         run_decode_space(s, form->span_rows, sizes, cu_padded(plan->problem.sizes.Dv));
     void *parameters[] = {&a->p, a->captures, &a->maps[1], &a->maps[2]};
@@ -149,6 +149,7 @@ static saccade_status launch_spans(const saccade_plan *plan, cu_program which,
         grid[0] = give_spans(&form->tile, &a->p);
     else if (!s->has_fixed_pieces)
         a->p.decode.cluster = decode_cluster(s, form, &a->p, spans, grid);
+    const int shared = decode_shared(s, form, &plan->problem, &a->p.decode);
     if (!cu_codes(&plan->problem) || cu_copies_codes_by_boxes(s, &plan->problem))
         TRY(encode_maps(&form->tile, run, a, err));
     if (a->p.decode.cluster)
