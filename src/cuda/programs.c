@@ -86,6 +86,7 @@ static int decode_form(const cu_state *s, const plan_problem *p, int rung, cu_fo
         strcmp(s->arch, "sm_90a") == 0 && p->dtype != SACCADE_F32 && has_whole_codes(p);
     out->family = CU_SM90;
     out->span_rows = CU_SPAN_ROWS;
+    out->column_parts = 1;
     return !s->has_large_heads && (cu_codes(p) ? takes_codes : s->family == CU_SM90)
            && !p->has_rows && p->is_invariant != SACCADE_INVARIANT && !p->weight
            && cu_decode_choice(cu_padded(p->sizes.D), cu_padded(p->sizes.Dv), cu_key_bits(p),

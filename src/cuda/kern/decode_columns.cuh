@@ -4,6 +4,7 @@
 #pragma once
 
 enum { PAIRS = WARPS / 2, PAIR_WEIGHTS = 2 * 32 * 16, PAIR_PEAKS = 2 * 16 * 4 };
+static_assert(PAIR_WEIGHTS + PAIR_PEAKS == PAIR_BYTES, "as the host has it");
 
 DEVICE void sync_pair()
 {
@@ -89,46 +90,4 @@ DEVICE void add_values(float (&o)[O_COUNT], const pair_memory &m, const float (&
             mma16(o + n * 8 + 4, a, b[2], b[3]);
         }
     }
-}
-
-DEVICE void use_block(stream &w, fragment &f, const cu_fwd &p, const mod_args &mod,
-                      const span &s, int at, mask_column *columns)
-{
-    float sc[S_COUNT], shift[2], rescale[2], peak[2];
-    int partial, block = block_at(p, s, at, partial), own = column_part() * OWN_KEYS;
-    u32 stage = await_block(w);
-    int first = block * KEYS, tail = f.at.kv_len - first;
-#if MOD_MASK == MASK_INTERVAL || MOD_SURE
-    partial &= first < f.from || first + (int)KEYS > f.to;
-#endif
-    score_own(sc, f.q, stage + own * 128);
-    int column = first + own + 2 * (threadIdx.x & 3);
-    float unit = score_unit(p);
-    apply_score(f.at, p, mod, column, sc, shift);
-    int masked = masked_by(partial, tail < KEYS);
-    if (masked) {
-#if MOD_MASK == MASK_GENERAL
-        if (partial) {
-            __syncwarp();
-            share_columns(f.at, p, mod, first + own, columns, 32);
-            __syncwarp();
-        }
-#endif
-        apply_mask(f.at, p, mod, column, masked, columns, sc);
-        if (tail < KEYS)
-            clear_values(stage, max(0, tail));
-    }
-    rows_peak(sc, peak);
-    rows_not_lowest(sc, peak);
-#pragma unroll
-    for (int r = 0; r < 2; r++)
-        peak[r] = fmaf(peak[r], unit, shift[r]);
-    share_peaks(f.pair, peak);
-    int raised = rows_raise_to(f.rows, peak, rescale);
-    rows_exp(f.rows, sc, unit, shift);
-    if (raised)
-        rows_scale(f.o, rescale);
-    add_values(f.o, f.pair, sc, stage + PANELS_D * PANEL);
-    w.uses++;
-    __syncwarp();
 }

@@ -11,7 +11,7 @@ enum {
     STREAMS = WARPS / SHARERS,   /* even, or one */
     HALF = (STREAMS + 1) / 2,
     HAS_LOADERS = SHARERS > 1, /* else each warp loads what it reads */
-    LOADERS = HAS_LOADERS ? 4 : 0,
+    LOADERS = HAS_LOADERS ? DECODE_LOADERS : 0,
     LOADS = HAS_LOADERS ? 2 : 1, /* warps that load a stream: K, and V */
     THREADS = (WARPS + LOADERS) * 32,
     O_STEP = CFG_E + 8, /* floats of a row of O in shared memory: no two rows share banks */

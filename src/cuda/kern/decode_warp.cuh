@@ -136,12 +136,13 @@ DEVICE void place_interval(fragment &f, const cu_fwd &p, const mod_args &mod)
 
 #if CFG_COLUMN_PARTS > 1
 #include "decode_columns.cuh"
-#else
+#endif
+
 DEVICE void use_block(stream &w, fragment &f, const cu_fwd &p, const mod_args &mod,
                       const span &s, int at, mask_column *columns)
 {
-    float sc[S_COUNT], shift[2], rescale[2];
-    int partial, block = block_at(p, s, at, partial);
+    float sc[S_COUNT], shift[2], rescale[2], peak[2];
+    int partial, block = block_at(p, s, at, partial), own = column_part() * OWN_KEYS;
     u32 stage = await_block(w);
     int first = block * KEYS, tail = f.at.kv_len - first;
 #if MOD_MASK == MASK_INTERVAL || MOD_SURE
@@ -149,10 +150,12 @@ DEVICE void use_block(stream &w, fragment &f, const cu_fwd &p, const mod_args &m
 #endif
 #if CFG_CODES
     block_scores(sc, f.q, p, stage, f.back);
+#elif CFG_COLUMN_PARTS > 1
+    score_own(sc, f.q, stage + own * 128);
 #else
     mma_qk(sc, f.q, stage);
 #endif
-    int column = first + 2 * (threadIdx.x & 3);
+    int column = first + own + 2 * (threadIdx.x & 3);
     float unit = score_unit(p);
     apply_score(f.at, p, mod, column, sc, shift);
     int masked = masked_by(partial, tail < KEYS);
@@ -160,7 +163,7 @@ DEVICE void use_block(stream &w, fragment &f, const cu_fwd &p, const mod_args &m
 #if MOD_MASK == MASK_GENERAL
         if (partial) {
             __syncwarp();
-            share_columns(f.at, p, mod, first, columns, 32);
+            share_columns(f.at, p, mod, first + own, columns, 32);
             __syncwarp();
         }
 #endif
@@ -168,19 +171,24 @@ DEVICE void use_block(stream &w, fragment &f, const cu_fwd &p, const mod_args &m
         if (tail < KEYS)
             clear_values(stage, max(0, tail));
     }
-    int raised = rows_raise(f.rows, sc, unit, shift, rescale);
+    rows_peak_of(sc, unit, shift, peak);
+#if CFG_COLUMN_PARTS > 1
+    share_peaks(f.pair, peak);
+#endif
+    int raised = rows_raise_to(f.rows, peak, rescale);
     rows_exp(f.rows, sc, unit, shift);
     if (raised)
         rows_scale(f.o, rescale);
 #if CFG_CODES
     block_values(f.o, f.unit, sc, p, stage);
+#elif CFG_COLUMN_PARTS > 1
+    add_values(f.o, f.pair, sc, stage + PANELS_D * PANEL);
 #else
     mma_pv(f.o, sc, stage + PANELS_D * PANEL);
 #endif
     w.uses++;
     __syncwarp();
 }
-#endif
 
 #if CFG_SPAN_ROWS > 16
 /* use_block, or where the span has none of the warp's rows nothing; then the block's place is

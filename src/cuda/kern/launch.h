@@ -10,7 +10,11 @@ enum {
      * bits do not depend on the batch: of decode (decode.cu), and of tiles, in whole blocks
      * (parts.cuh). */
     PIECE_KEYS = 2048,
-    PART_KEYS = 4096
+    PART_KEYS = 4096,
+    /* Decode: warps that load, where others compute (decode_span.cuh); bytes that two warps use
+     * which share rows (decode_columns.cuh). */
+    DECODE_LOADERS = 4,
+    PAIR_BYTES = 1152
 };
 
 typedef struct cu_stride {

@@ -347,7 +347,7 @@ DEVICE out_elem out_from_float(float x)
 #endif
 }
 
-/* Four neighbours of a row whose address suits one store. */
+/* Two and four neighbours of a row whose address suits one store. */
 DEVICE void store_out2(out_elem *to, float x, float y)
 {
 #if CFG_F32 || CFG_OUT_F32

@@ -124,18 +124,25 @@ template <int COUNT> DEVICE void rows_not_lowest(float (&)[COUNT], float (&)[2])
 }
 #endif
 
-/* rows_raise_to the peaks of the block's scores: in log2 units a score s means
- * s * unit + shift[row]. */
+/* Peaks of the block's scores in log2 units, in which a score s means s * unit + shift[row]. */
 template <int COUNT>
-DEVICE int rows_raise(row_state &t, float (&s)[COUNT], float unit, const float (&shift)[2],
-                      float (&rescale)[2])
+DEVICE void rows_peak_of(float (&s)[COUNT], float unit, const float (&shift)[2],
+                         float (&peak)[2])
 {
-    float peak[2];
     rows_peak(s, peak);
     rows_not_lowest(s, peak);
 #pragma unroll
     for (int r = 0; r < 2; r++)
         peak[r] = fmaf(peak[r], unit, shift[r]);
+}
+
+/* rows_raise_to these. */
+template <int COUNT>
+DEVICE int rows_raise(row_state &t, float (&s)[COUNT], float unit, const float (&shift)[2],
+                      float (&rescale)[2])
+{
+    float peak[2];
+    rows_peak_of(s, unit, shift, peak);
     return rows_raise_to(t, peak, rescale);
 }
 

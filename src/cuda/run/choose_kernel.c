@@ -82,8 +82,9 @@ static int takes_sizes(const cu_state *s, cu_program program, const saccade_size
     const cu_operation operation = cu_program_kinds[program].operation;
     return s->programs[program].form.tile.groups > 0
            && (operation == CU_OP_FORWARD || operation == CU_OP_SMALL
-               || (operation == CU_OP_DECODE && run_takes_decode(s, program, sizes)
-                   && (program != CU_DECODE_WIDE || run_wants_wide(s, sizes)))
+               || (operation == CU_OP_DECODE
+                   && (program == CU_DECODE_WIDE ? run_wants_wide(s, sizes)
+                                                 : run_takes_decode(s, program, sizes)))
                || (operation == CU_OP_PARTS && run_is_in_parts(s, sizes)));
 }
 

@@ -22,11 +22,9 @@ static int span_blocks(const cu_state *s, const cu_tile *tile, const cu_fwd *p)
     return len > 0 ? (len + tile->keys - 1) / tile->keys : 1;
 }
 
-/* Warps, or groups of them, that take blocks of their own. */
 static int streams_of(const cu_form *form)
 {
-    return form->tile.groups * CU_SPAN_ROWS / form->span_rows
-           / (form->column_parts > 1 ? 2 : 1);
+    return cu_decode_streams(&form->tile, form->span_rows, form->column_parts);
 }
 
 /* CTAs that share the keys: each with a block for every stream, if there are so many. */
@@ -132,7 +130,7 @@ static saccade_status launch_spans(const saccade_plan *plan, cu_program which,
     cu_state *s = plan->state;
     const cu_loaded *program = &s->programs[which];
     const cu_form *form = &program->form;
-    const int loaders = form->span_rows > CU_SPAN_ROWS ? 4 : 0; /* warps */
+    const int loaders = form->span_rows > CU_SPAN_ROWS ? DECODE_LOADERS : 0;
     const int threads = (form->tile.groups + loaders) * 32;
     const int spans = (int)cu_decode_spans(sizes, form->span_rows);
     const run_decode_sizes d =

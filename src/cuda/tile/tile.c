@@ -136,6 +136,11 @@ int cu_decode_parts(int D, int E)
     return D > CU_LARGE_HEAD || E > CU_LARGE_HEAD ? 2 : 1;
 }
 
+int cu_decode_streams(const cu_tile *tile, int span_rows, int parts)
+{
+    return tile->groups * CU_SPAN_ROWS / span_rows / parts;
+}
+
 /* Of a block of 32 keys each of two warps makes the scores of 16. Spans are counted where they
  * are few: where there are more, each has a CTA to itself. */
 static int large_choice(int D, int E, int column_words, int rung, cu_tile *out)
@@ -262,9 +267,8 @@ static int decode_stage(const cu_tile *tile, int D, int E, int bits)
 int cu_decode_shared(const cu_tile *tile, int span_rows, int D, int E, int bits,
                      int column_words, int64_t spans)
 {
-    enum { PAIR_BYTES = 1152 }; /* weights and largest scores that two warps tell each other */
     const int parts = cu_decode_parts(D, E);
-    const int streams = tile->groups * CU_SPAN_ROWS / span_rows / parts;
+    const int streams = cu_decode_streams(tile, span_rows, parts);
     const int barriers = span_rows > CU_SPAN_ROWS ? 2 : 1;
     const int stages = streams * tile->stages * (decode_stage(tile, D, E, bits) + 8 * barriers);
     const int reduce = parts > 1 ? 3 * span_rows * 16 + tile->groups / 2 * PAIR_BYTES

@@ -68,6 +68,8 @@ int cu_decode_wide_choice(int D, int E, int column_words, int rung, cu_tile *out
  * be; warps that share a row's columns there, else 1. */
 enum { CU_LARGE_HEAD = 256, CU_LARGEST_D = 576, CU_LARGEST_DV = 512, CU_LARGE_SPANS = 1024 };
 int cu_decode_parts(int D, int E);
+/* Warps of a CTA, or groups of them, that take blocks of their own. */
+int cu_decode_streams(const cu_tile *tile, int span_rows, int parts);
 /* cu_decode_choice for codes with half as many warps: a multiprocessor holds two CTAs, each
  * with one span. */
 int cu_decode_half_choice(int D, int E, int bits, int column_words, int rung, cu_tile *out);
