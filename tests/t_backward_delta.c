@@ -15,6 +15,8 @@
 
 #include <cmocka.h>
 
+#include "support/room.h"
+
 enum { MEAN = 10 };
 
 static void add_mean(const saccade_tensor *t)
@@ -146,14 +148,6 @@ static saccade_plan *slopes_plan(void)
     saccade_mod_destroy(score);
     saccade_mod_destroy(parsed);
     return plan;
-}
-
-static void *room(size_t bytes, size_t *whole)
-{
-    *whole = (bytes + 63) / 64 * 64;
-    void *made = aligned_alloc(64, *whole);
-    assert_non_null(made);
-    return made;
 }
 
 static void run_forward(const saccade_plan *plan)

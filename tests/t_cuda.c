@@ -208,55 +208,54 @@ static void keys_that_stay_pay(void **state)
     }
 }
 
-/* Decode where it is bound by the keys that it reads, tiles where spans would read them again
- * and again or are so short that their ends count (figures of lab 137). */
-static void decode_pays(void **state)
+/* Sizes, and whether decode pays beside small tiles, and beside large ones. */
+typedef struct pays_row {
+    saccade_sizes s;
+    int pays, beside_large;
+} pays_row;
+
+static void expect_pays(const pays_row *rows, size_t n, int span_rows)
 {
-    static const struct {
-        saccade_sizes s;
-        int pays, beside_large;
-    } rows[] = {{{8, 32, 8, 1, 8192, 128, 128}, 1, 1},  {{48, 32, 8, 1, 700, 128, 128}, 1, 1},
-                {{64, 12, 12, 64, 64, 64, 64}, 0, 0},   {{48, 12, 12, 64, 8192, 64, 64}, 0, 0},
-                {{48, 12, 12, 1, 64, 64, 64}, 0, 1},    {{48, 32, 8, 16, 8192, 128, 128}, 0, 0},
-                {{8, 64, 8, 8, 8192, 128, 128}, 1, 1},  {{2, 12, 12, 64, 8192, 64, 64}, 1, 1},
-                {{8, 16, 16, 33, 2048, 128, 128}, 0, 0}};
-    (void)state;
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+    for (size_t i = 0; i < n; i++) {
         const int D = (int)rows[i].s.D;
         cu_tile small, large;
         assert_true(cu_small_choice(D, D, 0, 0, &small));
         assert_true(cu_tile_choice(CU_SM90, D, D, SACCADE_BF16, 0, &large));
-        assert_int_equal(cu_decode_pays(132, CU_SPAN_ROWS, &small, 1, &rows[i].s),
-                         rows[i].pays);
-        assert_int_equal(cu_decode_pays(132, CU_SPAN_ROWS, &large, 0, &rows[i].s),
+        assert_int_equal(cu_decode_pays(132, span_rows, &small, 1, &rows[i].s), rows[i].pays);
+        assert_int_equal(cu_decode_pays(132, span_rows, &large, 0, &rows[i].s),
                          rows[i].beside_large);
     }
+}
+
+/* Decode where it is bound by the keys that it reads, tiles where spans would read them again
+ * and again or are so short that their ends count (figures of lab 137). */
+static void decode_pays(void **state)
+{
+    static const pays_row rows[] = {
+        {{8, 32, 8, 1, 8192, 128, 128}, 1, 1},  {{48, 32, 8, 1, 700, 128, 128}, 1, 1},
+        {{64, 12, 12, 64, 64, 64, 64}, 0, 0},   {{48, 12, 12, 64, 8192, 64, 64}, 0, 0},
+        {{48, 12, 12, 1, 64, 64, 64}, 0, 1},    {{48, 32, 8, 16, 8192, 128, 128}, 0, 0},
+        {{8, 64, 8, 8, 8192, 128, 128}, 1, 1},  {{2, 12, 12, 64, 8192, 64, 64}, 1, 1},
+        {{8, 16, 16, 33, 2048, 128, 128}, 0, 0}};
+    (void)state;
+    expect_pays(rows, sizeof rows / sizeof rows[0], CU_SPAN_ROWS);
 }
 
 /* Wide spans where tiles read the keys of a group again, and heads are no wider than 128
  * (figures of lab 140). */
 static void wide_spans_pay(void **state)
 {
-    static const struct {
-        saccade_sizes s;
-        int pays, beside_large;
-    } rows[] = {{{48, 32, 8, 16, 8192, 128, 128}, 1, 1}, {{48, 32, 8, 8, 8192, 128, 128}, 1, 1},
-                {{48, 64, 8, 8, 8192, 128, 128}, 1, 1},  {{8, 128, 1, 1, 8192, 128, 128}, 1, 1},
-                {{48, 32, 8, 16, 200, 128, 128}, 1, 1},  {{8, 12, 12, 33, 8192, 64, 64}, 1, 1},
-                {{48, 12, 12, 64, 700, 64, 64}, 0, 0},   {{32, 8, 8, 24, 2048, 64, 64}, 0, 1}};
+    static const pays_row rows[] = {
+        {{48, 32, 8, 16, 8192, 128, 128}, 1, 1}, {{48, 32, 8, 8, 8192, 128, 128}, 1, 1},
+        {{48, 64, 8, 8, 8192, 128, 128}, 1, 1},  {{8, 128, 1, 1, 8192, 128, 128}, 1, 1},
+        {{48, 32, 8, 16, 200, 128, 128}, 1, 1},  {{8, 12, 12, 33, 8192, 64, 64}, 1, 1},
+        {{48, 12, 12, 64, 700, 64, 64}, 0, 0},   {{32, 8, 8, 24, 2048, 64, 64}, 0, 1}};
     static const saccade_sizes wide_heads = {48, 8, 8, 64, 2048, 256, 256};
-    cu_tile small, large;
+    cu_tile large;
     (void)state;
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        const int D = (int)rows[i].s.D;
-        assert_true(cu_small_choice(D, D, 0, 0, &small));
-        assert_true(cu_tile_choice(CU_SM90, D, D, SACCADE_BF16, 0, &large));
+    expect_pays(rows, sizeof rows / sizeof rows[0], CU_WIDE_ROWS);
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         assert_true(cu_decode_wide_pays(132, 0, &rows[i].s));
-        assert_int_equal(cu_decode_pays(132, CU_WIDE_ROWS, &small, 1, &rows[i].s),
-                         rows[i].pays);
-        assert_int_equal(cu_decode_pays(132, CU_WIDE_ROWS, &large, 0, &rows[i].s),
-                         rows[i].beside_large);
-    }
     assert_true(cu_tile_choice(CU_SM90, 256, 256, SACCADE_BF16, 0, &large));
     assert_false(cu_decode_pays(132, CU_WIDE_ROWS, &large, 0, &wide_heads));
     assert_false(cu_decode_wide_pays(132, 1, &(saccade_sizes){48, 32, 8, 4, 8192, 128, 128}));

@@ -10,6 +10,8 @@
 
 #include <cmocka.h>
 
+#include "support/room.h"
+
 enum { FEW = 100, MANY = 4096, D = 8 };
 /* One term of 2^24, to which f32 adds no 1, and then ones. */
 static const float large = 0x1p24f;
@@ -52,14 +54,6 @@ static saccade_plan *plan_of(const char *level, saccade_mod *score)
     assert_int_equal(saccade_plan_create(context, &p, &plan, NULL), SACCADE_OK);
     saccade_context_destroy(context);
     return plan;
-}
-
-static void *room(size_t bytes, size_t *whole)
-{
-    *whole = (bytes + 63) / 64 * 64;
-    void *made = aligned_alloc(64, *whole);
-    assert_non_null(made);
-    return made;
 }
 
 static void forward(const saccade_plan *plan, float *values, int64_t Q, int64_t KV)
@@ -125,49 +119,58 @@ static void bias_of_keys(const saccade_plan *plan)
     free(run.workspace);
 }
 
-/* All weights are 1 / MANY. */
-static void sums_over_keys(void **state)
+/* With a plan of each level that this machine has. */
+static void at_levels(saccade_mod *score, void (*run)(const saccade_plan *))
 {
-    (void)state;
     for (int n = 0; n < LEVELS; n++) {
-        saccade_plan *plan = plan_of(levels[n], NULL);
+        saccade_plan *plan = plan_of(levels[n], score);
         if (!plan)
             continue;
-        forward(plan, terms, FEW, MANY);
-        assert_near(out, FEW * D, ((double)large + MANY - 1) / MANY);
+        run(plan);
         saccade_plan_destroy(plan);
     }
 }
 
+/* All weights are 1 / MANY. */
+static void check_keys(const saccade_plan *plan)
+{
+    forward(plan, terms, FEW, MANY);
+    assert_near(out, FEW * D, ((double)large + MANY - 1) / MANY);
+}
+
 /* All weights are 1 / FEW. */
+static void check_queries(const saccade_plan *plan)
+{
+    forward(plan, ones, MANY, FEW);
+    backward(plan, MANY, FEW);
+    assert_near(d_v, FEW * D, ((double)large + MANY - 1) / FEW);
+}
+
+static void check_columns(const saccade_plan *plan)
+{
+    for (int i = 0; i < MANY; i++)
+        lse[i] = logf(2);
+    bias_of_keys(plan);
+    assert_near(d_bias, 1, ((double)large + MANY - 1) * D / 2);
+}
+
+static void sums_over_keys(void **state)
+{
+    (void)state;
+    at_levels(NULL, check_keys);
+}
+
 static void sums_over_queries(void **state)
 {
     (void)state;
-    for (int n = 0; n < LEVELS; n++) {
-        saccade_plan *plan = plan_of(levels[n], NULL);
-        if (!plan)
-            continue;
-        forward(plan, ones, MANY, FEW);
-        backward(plan, MANY, FEW);
-        assert_near(d_v, FEW * D, ((double)large + MANY - 1) / FEW);
-        saccade_plan_destroy(plan);
-    }
+    at_levels(NULL, check_queries);
 }
 
 static void sums_of_columns(void **state)
 {
     saccade_mod *score = score_of("score + bias[kv]");
     (void)state;
-    for (int n = 0; n < LEVELS; n++) {
-        saccade_plan *plan = plan_of(levels[n], score);
-        if (!plan)
-            continue;
-        for (int i = 0; i < MANY; i++)
-            lse[i] = logf(2);
-        bias_of_keys(plan);
-        assert_near(d_bias, 1, ((double)large + MANY - 1) * D / 2);
-        saccade_plan_destroy(plan);
-    }
+    at_levels(score, check_columns);
     saccade_mod_destroy(score);
 }
 
