@@ -124,7 +124,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     char *q = (char *)(sh.sum + ROWS * 4); /* Q where registers have no room for it */
 #if CFG_COLUMN_PARTS > 1
     f.pair = pair_at(smem_address(q));
-    q += PAIRS * PAIR_BYTES;
+    q += PAIRS * DECODE_PAIR_BYTES;
 #endif
     mask_column *columns = (mask_column *)(q + (CFG_Q_SHARED ? WARPS / PARTS * 32 * CFG_D : 0));
     u64 *bars = (u64 *)(columns + (MASK_COLUMN_WORDS ? WARPS * KEYS : 0));

@@ -4,7 +4,7 @@
 #pragma once
 
 enum { PAIRS = WARPS / 2, PAIR_WEIGHTS = 2 * 32 * 16, PAIR_PEAKS = 2 * 16 * 4 };
-static_assert(PAIR_WEIGHTS + PAIR_PEAKS == PAIR_BYTES, "as the host has it");
+static_assert(PAIR_WEIGHTS + PAIR_PEAKS == DECODE_PAIR_BYTES, "as the host has it");
 
 DEVICE void sync_pair()
 {

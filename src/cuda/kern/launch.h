@@ -14,7 +14,7 @@ enum {
     /* Decode: warps that load, where others compute (decode_span.cuh); bytes that two warps use
      * which share rows (decode_columns.cuh). */
     DECODE_LOADERS = 4,
-    PAIR_BYTES = 1152
+    DECODE_PAIR_BYTES = 1152
 };
 
 typedef struct cu_stride {

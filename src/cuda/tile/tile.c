@@ -271,7 +271,7 @@ int cu_decode_shared(const cu_tile *tile, int span_rows, int D, int E, int bits,
     const int streams = cu_decode_streams(tile, span_rows, parts);
     const int barriers = span_rows > CU_SPAN_ROWS ? 2 : 1;
     const int stages = streams * tile->stages * (decode_stage(tile, D, E, bits) + 8 * barriers);
-    const int reduce = parts > 1 ? 3 * span_rows * 16 + tile->groups / 2 * PAIR_BYTES
+    const int reduce = parts > 1 ? 3 * span_rows * 16 + tile->groups / 2 * DECODE_PAIR_BYTES
                                  : streams * span_rows * ((E + 8) / 2 + 4) * 4 + span_rows * 16;
     const int columns = column_words ? tile->groups * tile->keys * column_words * 4 : 0;
     const int q = cu_is_q_shared(D, E) ? tile->groups / parts * 32 * D : 0;
