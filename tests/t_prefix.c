@@ -245,6 +245,54 @@ static void is_as_without(void **state)
     }
 }
 
+/* A page may be longer than all keys that a run has room for: its workspace is for these. */
+static void stays_in_its_workspace(void **state)
+{
+    enum { LONG = 64, KEYS = 7, SHORT = 8, GUARD = 1 << 16, GUARD_BYTE = 0xa5 };
+    static const char *const backends[] = {"ref", "cpu", "plain"};
+    const int64_t of_q[4] = {1, 2, 1, D}, pool[4] = {1, 2, LONG, D};
+    const int64_t v_pool[4] = {1, 2, LONG, SHORT};
+    const int64_t of_out[4] = {1, 2, 1, SHORT};
+    const int32_t zero[2] = {0, 0}, one[2] = {0, 1};
+    const saccade_tensor q = run_make(SACCADE_F32, 4, of_q), k = run_make(SACCADE_F32, 4, pool),
+                         v = run_make(SACCADE_F32, 4, v_pool),
+                         out = run_make(SACCADE_F32, 4, of_out), table = ints(zero, 2, 1, 1),
+                         groups = ints(one, 1, 2, 0), shared = ints(zero, 1, 1, 0);
+    saccade_problem problem;
+    saccade_pages pages;
+    saccade_prefix prefix;
+    saccade_forward_args a;
+    (void)state;
+    saccade_problem_init(&problem);
+    saccade_pages_init(&pages);
+    saccade_prefix_init(&prefix);
+    saccade_forward_args_init(&a);
+    problem.sizes = (saccade_sizes){1, 2, 2, 1, KEYS, D, SHORT};
+    problem.page = LONG;
+    problem.shared_prefix = 1;
+    pages.table = &table, pages.KV = KEYS;
+    prefix.cu_groups = &groups, prefix.lengths = &shared;
+    a.q = &q, a.k = &k, a.v = &v, a.out = &out, a.pages = &pages, a.prefix = &prefix;
+    for (size_t i = 0; i < sizeof backends / sizeof backends[0]; i++) {
+        saccade_error err = {0};
+        saccade_plan *plan = NULL;
+        problem.backend = backends[i];
+        assert_int_equal(saccade_plan_create(NULL, &problem, &plan, &err), SACCADE_OK);
+        a.workspace_bytes = saccade_plan_workspace(plan, &problem.sizes);
+        a.workspace = aligned_alloc(64, (a.workspace_bytes + 63) / 64 * 64 + GUARD);
+        assert_non_null(a.workspace);
+        const unsigned char *behind = (unsigned char *)a.workspace + a.workspace_bytes;
+        memset(a.workspace, GUARD_BYTE, a.workspace_bytes + GUARD);
+        assert_int_equal(saccade_forward(plan, &a, &err), SACCADE_OK);
+        for (int n = 0; n < GUARD; n++)
+            if (behind[n] != GUARD_BYTE)
+                fail_msg("%s: byte %d behind the workspace was written", backends[i], n);
+        free(a.workspace);
+        saccade_plan_destroy(plan);
+    }
+    free(q.data), free(k.data), free(v.data), free(out.data);
+}
+
 /* ---- lists ---- */
 
 /* Of B batches of Q rows: pieces of 5 rows, tables of 3 entries, of which 2 may be shared. */
@@ -450,6 +498,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(is_as_without),
+        cmocka_unit_test(stays_in_its_workspace),
         cmocka_unit_test(lists_are_of_groups),
         cmocka_unit_test(lists_of_many_groups_take_no_time),
         cmocka_unit_test(the_program_compiles),

@@ -287,7 +287,8 @@ static void fill_runs(const saccade_plan *plan, const plan_run *run, const layou
         (plan_positions){.kv_len = list_of(run, lists->piece_len, lists->pieces)};
     two->shared.sizes.B = lists->pieces;
     two->shared.sizes.Q = lists->piece;
-    two->shared.sizes.KV = (int64_t)lists->most * lists->page;
+    /* no more than the workspace is for: a page may be longer than all keys */
+    two->shared.sizes.KV = smaller((int64_t)lists->most * lists->page, run->sizes.KV);
     two->q = rows_of(run->q, run->sizes.Q > 1 ? run->q->stride[2] : run->q->stride[0]);
     two->shared.q = &two->q;
     plan_set_env(&state->shared->problem, &two->shared.sizes, &two->shared.score_env);
