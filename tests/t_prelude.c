@@ -612,6 +612,32 @@ static void variants_match_brute_force(void **state)
         compare(c);
 }
 
+/* Numbers that a caller writes as ints make no int of a formula's product, which would wrap. */
+static void an_int_rate_does_not_wrap(void **state)
+{
+    static const int32_t distances[] = {1, 46341, 65536, 1 << 20};
+    const saccade_sizes sizes = {1, 1, 1, 1 << 21, 1 << 21, 8, 8};
+    saccade_binding bindings[1];
+    eval_env env = {.tensors = NULL};
+    int32_t n = 0;
+    (void)state;
+    saccade_mod *mod = compile(SACCADE_SCORE, "distance_decay(1)", bindings, &n);
+    const mod_fn *fn = mod_function(mod);
+    double *values = calloc(fn->n_nodes, sizeof *values);
+    assert_non_null(values);
+    eval_sizes(&sizes, env.size);
+    for (size_t i = 0; i < sizeof distances / sizeof distances[0]; i++) {
+        const double d = distances[i], want = 3 / (1 + d * d);
+        const eval_point at = {0, 0, distances[i], 0, 3};
+        eval_report report = {.node = -1};
+        const double got = eval_scalar(fn, &env, &at, values, &report);
+        if (!(fabs(got - want) <= 2e-6 * want))
+            fail_msg("distance %d: got %g, expected %g", distances[i], got, want);
+    }
+    free(values);
+    saccade_mod_destroy(mod);
+}
+
 static void variants_print_and_read_back(void **state)
 {
     (void)state;
@@ -679,6 +705,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(variants_match_brute_force),
+        cmocka_unit_test(an_int_rate_does_not_wrap),
         cmocka_unit_test(variants_print_and_read_back),
         cmocka_unit_test(every_variant_is_tested_and_described),
         cmocka_unit_test(definitions_are_those_of_one_parse),
