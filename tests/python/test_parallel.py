@@ -145,9 +145,12 @@ def other_calls_over_heads(rank, whole, masks):
         (score(H + 1), masks[0], None),
         (None, masks[0], None),
     ]
+    dealt = context_parallel(None, (2, H, N, D), masks, kv_heads=H // 2).statistics()
     with context_parallel(
         None, (2, H, N, D), masks, kv_heads=H // 2, mode="heads", seconds=20
     ) as cp:
+        for told in cp.statistics():  # all rows of as many heads
+            assert told.area == told.mean_area == dealt[0].mean_area and told.imbalance == 1
         own = [cp.shard(t.detach()) for t in whole]
         for given in calls:
             flex_attention(*own, *calls[0], enable_gqa=True).sum()

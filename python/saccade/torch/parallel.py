@@ -191,8 +191,13 @@ class ContextParallel:
         return whole.view(-1).view(own.dtype).view(self.length, *rest).movedim(0, dim)
 
     def statistics(self) -> list[c_dist.ShardStats]:
-        """By rank: what it holds and computes, and the keys that travel."""
-        return [self.shards.stats(r) for r in range(self.ranks)]
+        """By rank: what it holds and computes, and the keys that travel; over heads each rank
+        computes all rows of its share, and that share of these keys travels."""
+        told = [self.shards.stats(r) for r in range(self.ranks)]
+        if self.mode != "heads":
+            return told
+        area = self._whole.stats(0).area / self.ranks
+        return [s._replace(area=area, mean_area=area, imbalance=1.0) for s in told]
 
     # ---- the transport ----
 
