@@ -715,7 +715,7 @@ SACCADE_API size_t saccade_plan_backward_workspace(const saccade_plan *plan,
 SACCADE_API saccade_status saccade_backward_workspace(const saccade_plan *plan,
                                                       const saccade_backward_args *args,
                                                       size_t *bytes, saccade_error *err);
-/* As saccade_forward: nothing is allocated (but by back end ref) and threads change no bit.
+/* As saccade_forward: nothing is allocated (but by ref and plain) and threads change no bit.
  * Rows without a live key, masked positions and what they read get exactly 0. Gradients overlap
  * no input nor each other, as outputs of saccade_forward; but on the host d_k and d_v may share
  * elements where both are in accumulate, and are added up there: where V is a view of K, clear
