@@ -733,6 +733,31 @@ static void test_masked_values(void **state)
     drop_call(&c);
 }
 
+/* Where all of dO or of V is so small that squares of it are lost, terms keep their digits. */
+static void test_small_terms(void **state)
+{
+    static const char text[] = "score + t[h, idx[q, kv]]";
+    static gather got, gold;
+    (void)state;
+    for (int is_value = 0; is_value < 2; is_value++) {
+        call c = call_of(SACCADE_F32);
+        const saccade_tensor *small = is_value ? &c.v : &c.d_out;
+        float *x = small->data;
+        for (int64_t i = 0; i < count(small); i++)
+            x[i] *= 1e-30f;
+        fill_gather(&gold);
+        got = gold;
+        run_gather("ref", text, SACCADE_F32, 1, 0, &c, &gold);
+        run_gather("cpu", text, SACCADE_F32, 2, 0, &c, &got);
+        for (int i = 0; i < PLACES * 4; i++) {
+            gold.sums[i] *= 1e30f;
+            got.sums[i] *= 1e30f;
+        }
+        near_sums(&got, &gold, 2e-5, text);
+        drop_call(&c);
+    }
+}
+
 /* Two live keys of values 1 and nearly -1, both kept at rate 0.95: terms are ten times what
  * they are without dropout, and delta is small. */
 static void test_kept_terms(void **state)
@@ -806,7 +831,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_chunks),        cmocka_unit_test(test_rows_of_no_key),
         cmocka_unit_test(test_repeated),      cmocka_unit_test(test_gathers),
-        cmocka_unit_test(test_masked_values), cmocka_unit_test(test_kept_terms),
+        cmocka_unit_test(test_masked_values), cmocka_unit_test(test_small_terms),
+        cmocka_unit_test(test_kept_terms),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

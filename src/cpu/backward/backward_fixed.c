@@ -78,9 +78,10 @@ static double most_of_values(const backward_job *job)
     return most + lost_of((int32_t)s->Dv);
 }
 
-/* sum M_i, and the largest |o|^2, of rows that are computed here. */
+/* sum M_i, what of it does not stand for squares that may have been lost, and the largest
+ * |o|^2, of rows that are computed here. */
 typedef struct rows_sum {
-    double sum, most_out;
+    double sum, sure, most_out;
 } rows_sum;
 
 static void add_part(const backward_job *job, const plan_part *part, int64_t head, double most,
@@ -90,6 +91,7 @@ static void add_part(const backward_job *job, const plan_part *part, int64_t hea
     const cpu_rows all = cpu_rows_of(job->gradients->d_out, head / s->H, head % s->H);
     const cpu_rows all_out = cpu_rows_of(job->run->out, head / s->H, head % s->H);
     const float *delta = job->delta + head * s->Q + part->first;
+    const double lost = lost_of((int32_t)s->Dv), most_seen = most - lost;
     const double factor = job->run->dropout.is_on ? (double)job->run->dropout.factor : 1;
     for (int64_t i = 0; i < part->count; i += ROWS) {
         const int32_t n = (int32_t)smaller(part->count - i, ROWS);
@@ -99,8 +101,9 @@ static void add_part(const backward_job *job, const plan_part *part, int64_t hea
         job->backward->kernels->row_dots(&rows, &rows, n, squares);
         job->backward->kernels->row_dots(&out, &out, n, out_squares);
         for (int32_t r = 0; r < n; r++) {
-            const double square = (double)squares[r] + lost_of((int32_t)s->Dv);
-            to->sum += factor * sqrt(square * most) + fabs((double)delta[i + r]);
+            const double square = (double)squares[r], of_delta = fabs((double)delta[i + r]);
+            to->sum += factor * sqrt((square + lost) * most) + of_delta;
+            to->sure += factor * sqrt(square * most_seen) + of_delta;
             if ((double)out_squares[r] > to->most_out)
                 to->most_out = (double)out_squares[r];
         }
@@ -109,19 +112,20 @@ static void add_part(const backward_job *job, const plan_part *part, int64_t hea
 
 /* sum M_i of the head above. The largest |o| is at most the largest live |v| (times factor).
  * Values far above it may be masked ones, which hold anything and would leave the live ones no
- * digits: then there is no bound. 2^16 leaves 2^-45 of the sum's size a term. */
+ * digits, and so would what stands for lost squares where all of dO or V is as small as that:
+ * then there is no bound. 2^16 leaves 2^-45 of the sum's size a term. */
 static double sum_of_rows(const backward_job *job, double most)
 {
     const saccade_sizes *s = &job->run->sizes;
     const plan_part whole = {0, s->Q, 0};
     const plan_rows all = {.part = &whole, .n = 1};
     const plan_rows *rows = job->run->rows ? job->run->rows : &all;
-    rows_sum to = {0, 0};
+    rows_sum to = {0, 0, 0};
     for (int64_t head = 0; head < s->B * s->H; head++)
         for (int32_t n = 0; n < rows->n; n++)
             add_part(job, &rows->part[n], head, most, &to);
     const double least = to.most_out + 2 * lost_of((int32_t)s->Dv);
-    return most <= 0x1p32 * least ? to.sum : INFINITY;
+    return most <= 0x1p32 * least && to.sum <= 0x1p16 * to.sure ? to.sum : INFINITY;
 }
 
 /* The largest |derivative| of a head; NaN if one is. */
