@@ -641,6 +641,20 @@ static saccade_problem large_heads(int D, int Dv, saccade_dtype dtype, const cha
     return p;
 }
 
+/* Two warps share columns of V: each has whole pieces of products, of codes whole 16 bytes. */
+static void values_of_large_heads_are_padded(void **state)
+{
+    (void)state;
+    assert_int_equal(cu_padded_values(256, 40, 16), 48);
+    assert_int_equal(cu_padded_values(256, 32, 4), 32);
+    assert_int_equal(cu_padded_values(272, 48, 16), 64);
+    assert_int_equal(cu_padded_values(576, 8, 16), 32);
+    assert_int_equal(cu_padded_values(64, 296, 16), 320);
+    assert_int_equal(cu_padded_values(576, 272, 8), 288);
+    assert_int_equal(cu_padded_values(576, 288, 4), 320);
+    assert_int_equal(cu_padded_values(576, 512, 4), 512);
+}
+
 /* Heads of latent attention: decode alone, over keys of every form. */
 static void programs_of_large_heads(void **state)
 {
@@ -1451,6 +1465,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(programs_of_a_plan),
         cmocka_unit_test(no_spills),
         cmocka_unit_test(no_spills_in_wide_heads),
+        cmocka_unit_test(values_of_large_heads_are_padded),
         cmocka_unit_test(programs_of_large_heads),
         cmocka_unit_test(refusals_of_large_heads),
         cmocka_unit_test(programs_of_chunks),

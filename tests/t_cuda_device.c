@@ -284,6 +284,8 @@ static void wide_spans(void **state)
         {.problem = "b2 h6/3 q9 kv200 d64 dv304 bf16", .mask = "document(doc)"},
         {.problem = "b2 h40/2 q1 kv1500 d512 bf16", .score = "alibi()", .kv_len = 1400},
         {.problem = "b1 h4/2 q200 kv90 d264 dv64 bf16", .mask = "sliding_window(W)"},
+        {.problem = "b2 h8/1 q3 kv300 d320 dv48 bf16"},
+        {.problem = "b1 h4/2 q2 kv200 d272 dv8 f16"},
         {.problem = "b1 h2 q64 kv40 d16 bf16", .mask = "q > kv && kv % 3 == 0"}};
     int n_bad = 0;
     (void)state;

@@ -96,7 +96,7 @@ static int decode_form(const cu_state *s, const plan_problem *p, int rung, cu_fo
 /* What packs no more rows than a warp takes has no use for it. */
 static int decode_wide_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
 {
-    const int D = cu_padded(p->sizes.D), E = cu_padded(p->sizes.Dv);
+    const int D = cu_padded(p->sizes.D), E = cu_value_columns(p);
     const int has_more = !p->sizes.Q || p->sizes.Q * cu_group(&p->sizes) > CU_SPAN_ROWS;
     const int has_decode = !cu_codes(p) && !p->is_invariant && decode_form(s, p, 0, out);
     out->family = CU_SM90;

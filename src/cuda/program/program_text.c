@@ -29,6 +29,11 @@ int cu_key_bits(const plan_problem *p)
     return p->kv_dtype == SACCADE_I4 ? 4 : 8 * (int)saccade_dtype_bytes(p->kv_dtype);
 }
 
+int cu_value_columns(const plan_problem *p)
+{
+    return cu_padded_values(p->sizes.D, p->sizes.Dv, cu_key_bits(p));
+}
+
 int cu_is_monotone(const pass_limits *limits)
 {
     int is_known = limits != NULL;
@@ -89,7 +94,7 @@ static void put_config(const cu_state *s, const plan_problem *p, const cu_progra
     const int gathers =
         has_producer && !kind->has_one_piece && p->page > 0
         && cu_gathers(0, &form->tile, cu_keys_in_both(p->page, form->tile.keys));
-    const int E = cu_padded(p->sizes.Dv), parts = is_f32 ? cu_parts(E) : 1;
+    const int E = cu_value_columns(p), parts = is_f32 ? cu_parts(E) : 1;
     const int is_small = kind->operation == CU_OP_SMALL;
     const int whole = 32 * parts; /* columns of O in panels */
     const registers regs =

@@ -9,7 +9,7 @@ static int decode_shared(const cu_state *s, const cu_form *form, const plan_prob
 {
     const int is_counted = !f->owns && !s->has_fixed_pieces;
     return cu_decode_shared(&form->tile, form->span_rows, cu_padded(p->sizes.D),
-                            cu_padded(p->sizes.Dv), cu_key_bits(p), s->facts.column_words,
+                            cu_value_columns(p), cu_key_bits(p), s->facts.column_words,
                             is_counted ? f->spans : 0);
 }
 
@@ -134,7 +134,7 @@ static saccade_status launch_spans(const saccade_plan *plan, cu_program which,
     const int threads = (form->tile.groups + loaders) * 32;
     const int spans = (int)cu_decode_spans(sizes, form->span_rows);
     const run_decode_sizes d =
-        run_decode_space(s, form->span_rows, sizes, cu_padded(plan->problem.sizes.Dv));
+        run_decode_space(s, form->span_rows, sizes, cu_value_columns(&plan->problem));
     void *parameters[] = {&a->p, a->captures, &a->maps[1], &a->maps[2]};
     unsigned grid[2] = {1, 1};
     a->p.flags = (int *)(base + RUN_COUNTER_BYTES);

@@ -183,7 +183,7 @@ size_t run_programs_space(const saccade_plan *plan, const saccade_sizes *sizes)
 {
     const cu_state *s = plan->state;
     const int is_ragged = plan->problem.is_ragged;
-    const int E = cu_padded(plan->problem.sizes.Dv);
+    const int E = cu_value_columns(&plan->problem);
     size_t tiles = 0;
     for (int i = 0; i < CU_PROGRAMS; i++)
         if (cu_program_kinds[i].operation == CU_OP_FORWARD

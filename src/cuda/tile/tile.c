@@ -14,7 +14,13 @@ static int round_up(int x, int to)
 
 int cu_padded(int64_t dim)
 {
-    return round_up((int)dim, dim > CU_LARGE_HEAD ? 32 : 16); /* two warps share columns */
+    return round_up((int)dim, 16);
+}
+
+int cu_padded_values(int64_t D, int64_t Dv, int bits)
+{
+    const int is_shared = cu_decode_parts((int)D, (int)Dv) > 1;
+    return round_up((int)Dv, !is_shared ? 16 : bits < 8 ? 64 : 32);
 }
 
 /* sm_90a, bf16 and f16. Three warpgroups where the head dim leaves room for three outputs in

@@ -8,6 +8,9 @@
 
 /* head dims as products take them */
 int cu_padded(int64_t dim);
+/* columns of V: two warps that share those of large heads take whole pieces of 16 bytes each.
+ * bits: of an element of K and V */
+int cu_padded_values(int64_t D, int64_t Dv, int bits);
 /* Parts of a workspace begin on whole 256 bytes. */
 static inline size_t cu_aligned(size_t bytes)
 {
