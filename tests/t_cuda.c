@@ -326,7 +326,7 @@ static void decode_tiles_fit(void **state)
         for (int E = 16; E <= 256; E += 16) {
             cu_tile tile;
             assert_true(cu_decode_choice(D, E, 16, 9, 0, &tile));
-            for (int rung = 0; cu_decode_wide_choice(D, E, 9, rung, &tile); rung++) {
+            for (int rung = 0; cu_decode_wide_choice(D, E, 16, 9, rung, &tile); rung++) {
                 assert_true(tile.stages >= 2 && tile.keys >= 16 && tile.groups == 8);
                 assert_true(cu_decode_shared(&tile, CU_WIDE_ROWS, D, E, 16, 9, 4096) <= 232448);
             }
@@ -338,15 +338,15 @@ static void decode_tiles_fit(void **state)
                 }
         }
     for (int D = 16; D <= CU_LARGEST_D; D += 16)
-        for (int E = 32; E <= CU_LARGEST_DV; E += 32) {
-            cu_tile tile;
-            if (cu_decode_parts(D, E) == 1)
-                continue;
-            assert_true(cu_decode_wide_choice(D, E, 9, 0, &tile));
-            assert_true(tile.stages >= 1 && tile.keys == 32 && tile.groups == 8);
-            assert_true(cu_decode_shared(&tile, CU_WIDE_ROWS, D, E, 16, 9, CU_LARGE_SPANS)
-                        <= 232448);
-        }
+        for (int E = 32; E <= CU_LARGEST_DV; E += 32)
+            for (int bits = 4; bits <= 16 && cu_decode_parts(D, E) > 1; bits *= 2) {
+                cu_tile tile;
+                assert_true(cu_decode_wide_choice(D, E, bits, 9, 0, &tile));
+                assert_true(tile.stages >= (bits < 16 ? 3 : 1));
+                assert_true(tile.keys == 32 && tile.groups == 8);
+                assert_true(cu_decode_shared(&tile, CU_WIDE_ROWS, D, E, bits, 9, CU_LARGE_SPANS)
+                            <= 232448);
+            }
     for (int words = 0; words < 600; words += 7) /* masks that keep much of each key */
         for (int rung = 0; rung < 4; rung++) {
             cu_tile tile;
@@ -630,6 +630,47 @@ static void programs_of_keys_that_stay(void **state)
     }
 }
 
+/* Warpgroups that multiply in a CTA with others that load; 0: nobody hands registers over. */
+static int growing_groups(cu_program which, const cu_form *form)
+{
+    const cu_operation operation = cu_program_kinds[which].operation;
+    if (operation == CU_OP_DECODE)
+        return form->span_rows > CU_SPAN_ROWS ? form->tile.groups / 4 : 0;
+    if (form->family != CU_SM90 || (operation != CU_OP_FORWARD && operation != CU_OP_SMALL))
+        return 0;
+    return form->teams ? form->teams : form->tile.groups;
+}
+
+static int constant_of(const cu_headers *headers, const char *name)
+{
+    const char *line = strstr(strbuf_text(&headers->config), name);
+    assert_non_null(line);
+    return atoi(line + strlen(name));
+}
+
+static void check_registers(const saccade_plan *plan)
+{
+    const cu_state *s = plan->state;
+    for (int n = 0; n < CU_PROGRAMS; n++) {
+        const cu_loaded *l = &s->programs[n];
+        const int groups = l->image.code ? growing_groups((cu_program)n, &l->form) : 0;
+        cu_headers headers;
+        if (!groups)
+            continue;
+        strbuf_init(&headers.config, 0);
+        strbuf_init(&headers.products, 0);
+        cu_write_forward(s, &plan->problem, &cu_program_kinds[n], &l->form, &headers);
+        const int wanted = constant_of(&headers, "CFG_REGS_PRODUCER ")
+                           + groups * constant_of(&headers, "CFG_REGS_CONSUMER ");
+        if (wanted > (groups + 1) * l->image.report.registers)
+            fail_msg("%s, d%d, page %d: %d of %d", cu_program_kinds[n].name,
+                     (int)plan->problem.sizes.D, (int)plan->problem.page, wanted,
+                     (groups + 1) * l->image.report.registers);
+        strbuf_free(&headers.config);
+        strbuf_free(&headers.products);
+    }
+}
+
 static saccade_problem large_heads(int D, int Dv, saccade_dtype dtype, const char *arch)
 {
     saccade_problem p;
@@ -661,10 +702,16 @@ static void programs_of_large_heads(void **state)
     static const struct {
         int D, Dv, page;
         const char *mask;
-        saccade_dtype dtype;
-    } rows[] = {{576, 512, 0, NULL, SACCADE_BF16},
-                {576, 512, 64, "causal()", SACCADE_F16},
-                {64, 304, 0, "causal()", SACCADE_BF16}};
+        saccade_dtype dtype, kv_dtype;
+        int tokens, channels;
+    } rows[] = {{576, 512, 0, NULL, SACCADE_BF16, SACCADE_NONE, 0, 0},
+                {576, 512, 64, "causal()", SACCADE_F16, SACCADE_NONE, 0, 0},
+                {64, 304, 0, "causal()", SACCADE_BF16, SACCADE_NONE, 0, 0},
+                {576, 512, 0, NULL, SACCADE_BF16, SACCADE_E4M3, 1, 0},
+                {576, 512, 1, "causal()", SACCADE_BF16, SACCADE_I8, 1, 0},
+                {576, 512, 0, NULL, SACCADE_F16, SACCADE_E5M2, 0, 0},
+                {576, 288, 0, NULL, SACCADE_BF16, SACCADE_I4, 1, 0},
+                {272, 512, 0, NULL, SACCADE_BF16, SACCADE_E4M3, 1, 128}};
     (void)state;
     skip_without_nvrtc();
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
@@ -674,6 +721,9 @@ static void programs_of_large_heads(void **state)
         saccade_error err;
         p.page = rows[i].page;
         p.mask = rows[i].mask ? case_mod(SACCADE_MASK, rows[i].mask) : NULL;
+        p.kv_dtype = rows[i].kv_dtype;
+        p.k_scale_tokens = p.v_scale_tokens = rows[i].tokens;
+        p.k_scale_channels = p.v_scale_channels = rows[i].channels;
         if (saccade_plan_create(NULL, &p, &plan, &err) != SACCADE_OK)
             fail_msg("%s: %s", err.where, err.message);
         const cu_state *s = plan->state;
@@ -681,6 +731,7 @@ static void programs_of_large_heads(void **state)
             assert_int_equal(s->programs[n].image.code != NULL, n == CU_DECODE_WIDE);
         if (!rows[i].page)
             expect_no_spills(s, &p);
+        check_registers(plan);
         const size_t bytes = saccade_plan_workspace(plan, &run);
         assert_true(bytes > 0 && bytes < (size_t)1 << 30);
         saccade_plan_destroy(plan);
@@ -696,10 +747,18 @@ static void refusals_of_large_heads(void **state)
         saccade_dtype dtype;
         const char *arch;
         int gradients, is_invariant;
-    } rows[] = {
-        {592, 512, SACCADE_BF16, "sm_90a", 0, 0}, {576, 528, SACCADE_BF16, "sm_90a", 0, 0},
-        {576, 512, SACCADE_F32, "sm_90a", 0, 0},  {576, 512, SACCADE_BF16, "sm_80", 0, 0},
-        {576, 512, SACCADE_F16, "sm_90a", 1, 0},  {576, 512, SACCADE_F16, "sm_90a", 0, 1}};
+        saccade_dtype kv_dtype;
+    } rows[] = {{592, 512, SACCADE_BF16, "sm_90a", 0, 0, SACCADE_NONE},
+                {576, 528, SACCADE_BF16, "sm_90a", 0, 0, SACCADE_NONE},
+                {576, 512, SACCADE_F32, "sm_90a", 0, 0, SACCADE_NONE},
+                {576, 512, SACCADE_BF16, "sm_80", 0, 0, SACCADE_NONE},
+                {576, 512, SACCADE_F16, "sm_90a", 1, 0, SACCADE_NONE},
+                {576, 512, SACCADE_F16, "sm_90a", 0, 1, SACCADE_NONE},
+                {576, 512, SACCADE_BF16, "sm_80", 0, 0, SACCADE_E4M3},
+                {576, 512, SACCADE_F32, "sm_90a", 0, 0, SACCADE_I8},
+                {568, 512, SACCADE_BF16, "sm_90a", 0, 0, SACCADE_E4M3},
+                {576, 496, SACCADE_BF16, "sm_90a", 0, 0, SACCADE_I4},
+                {576, 512, SACCADE_BF16, "sm_90a", 0, SACCADE_INVARIANT_SHORT, SACCADE_E4M3}};
     (void)state;
     skip_without_nvrtc();
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
@@ -708,6 +767,7 @@ static void refusals_of_large_heads(void **state)
         saccade_error err;
         p.gradients = rows[i].gradients ? SACCADE_GRADIENT_Q : 0;
         p.batch_invariant = rows[i].is_invariant;
+        p.kv_dtype = rows[i].kv_dtype;
         assert_int_equal(saccade_plan_create(NULL, &p, &plan, &err), SACCADE_EBACKEND);
         assert_non_null(strstr(err.message, "head dims"));
     }
@@ -1216,47 +1276,6 @@ static void tanh_factor_is_close(void **state)
         else
             check_factor(strbuf_text(&text), rows[i].score, rows[i].k, rows[i].unit);
         strbuf_free(&text);
-    }
-}
-
-/* Warpgroups that multiply in a CTA with others that load; 0: nobody hands registers over. */
-static int growing_groups(cu_program which, const cu_form *form)
-{
-    const cu_operation operation = cu_program_kinds[which].operation;
-    if (operation == CU_OP_DECODE)
-        return form->span_rows > CU_SPAN_ROWS ? form->tile.groups / 4 : 0;
-    if (form->family != CU_SM90 || (operation != CU_OP_FORWARD && operation != CU_OP_SMALL))
-        return 0;
-    return form->teams ? form->teams : form->tile.groups;
-}
-
-static int constant_of(const cu_headers *headers, const char *name)
-{
-    const char *line = strstr(strbuf_text(&headers->config), name);
-    assert_non_null(line);
-    return atoi(line + strlen(name));
-}
-
-static void check_registers(const saccade_plan *plan)
-{
-    const cu_state *s = plan->state;
-    for (int n = 0; n < CU_PROGRAMS; n++) {
-        const cu_loaded *l = &s->programs[n];
-        const int groups = l->image.code ? growing_groups((cu_program)n, &l->form) : 0;
-        cu_headers headers;
-        if (!groups)
-            continue;
-        strbuf_init(&headers.config, 0);
-        strbuf_init(&headers.products, 0);
-        cu_write_forward(s, &plan->problem, &cu_program_kinds[n], &l->form, &headers);
-        const int wanted = constant_of(&headers, "CFG_REGS_PRODUCER ")
-                           + groups * constant_of(&headers, "CFG_REGS_CONSUMER ");
-        if (wanted > (groups + 1) * l->image.report.registers)
-            fail_msg("%s, d%d, page %d: %d of %d", cu_program_kinds[n].name,
-                     (int)plan->problem.sizes.D, (int)plan->problem.page, wanted,
-                     (groups + 1) * l->image.report.registers);
-        strbuf_free(&headers.config);
-        strbuf_free(&headers.products);
     }
 }
 

@@ -73,17 +73,10 @@ static int unaligned_form(const cu_state *s, const plan_problem *p, int rung, cu
     return s->family == CU_SM90 && find_tile(s, p, CU_SM80, 0, rung, out);
 }
 
-/* Whether rows of codes are whole pieces of 16 bytes. */
-static int has_whole_codes(const plan_problem *p)
-{
-    const int64_t bits = cu_key_bits(p);
-    return p->sizes.D * bits % 128 == 0 && p->sizes.Dv * bits % 128 == 0;
-}
-
 static int decode_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
 {
     const int takes_codes =
-        strcmp(s->arch, "sm_90a") == 0 && p->dtype != SACCADE_F32 && has_whole_codes(p);
+        strcmp(s->arch, "sm_90a") == 0 && p->dtype != SACCADE_F32 && cu_has_whole_codes(p);
     out->family = CU_SM90;
     out->span_rows = CU_SPAN_ROWS;
     out->column_parts = 1;
@@ -103,7 +96,8 @@ static int decode_wide_form(const cu_state *s, const plan_problem *p, int rung, 
     out->span_rows = CU_WIDE_ROWS;
     out->column_parts = cu_decode_parts(D, E);
     return (s->has_large_heads || (has_decode && has_more))
-           && cu_decode_wide_choice(D, E, s->facts.column_words, rung, &out->tile);
+           && cu_decode_wide_choice(D, E, cu_key_bits(p), s->facts.column_words, rung,
+                                    &out->tile);
 }
 
 static int decode_half_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)

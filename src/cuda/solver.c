@@ -49,11 +49,12 @@ static int takes_large_heads(const plan_problem *p, char *why)
 {
     if (p->sizes.D > CU_LARGEST_D || p->sizes.Dv > CU_LARGEST_DV)
         return say(why, "the CUDA back end takes head dims up to 576, of values up to 512");
-    if (p->dtype == SACCADE_F32 || cu_codes(p) || p->gradients || p->weight || p->is_invariant
-        || p->has_rows)
+    if (p->dtype == SACCADE_F32 || p->gradients || p->weight || p->is_invariant || p->has_rows)
         return say(why, "the CUDA back end takes head dims above 256 in bf16 and f16, without "
-                        "gradients, dropout, codes, batch invariance and some rows of a "
-                        "sequence");
+                        "gradients, dropout, batch invariance and some rows of a sequence");
+    if (cu_codes(p) && !cu_has_whole_codes(p))
+        return say(why, "the CUDA back end takes head dims above 256 of codes where they are "
+                        "multiples of 16, in i4 of 32");
     return 1;
 }
 

@@ -69,15 +69,46 @@ def test_scales_that_are_given():
     assert same is scale and torch.equal(again, codes[:, :, 2:])
 
 
-def test_a_view_of_the_keys():
-    """V as the first columns of K, as MLA has it."""
+@pytest.mark.parametrize("dtype", ["e4m3", "i4"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_view_of_the_keys(dtype, device):
+    """V as the first columns of K, as MLA has it, with K's scales and with its own."""
     torch.manual_seed(5)
     q, k = torch.randn(1, 16, 1, 576), torch.randn(1, 1, 60, 576)
+    kc, ks = st.quantize(k, dtype)
+    k2 = numbers(kc, ks, dtype)
+    vc, by = kc[..., : 256 if dtype == "i4" else 512], 1e-5
+    if device == "cuda":
+        q, by = q.bfloat16(), 2e-2
+    for own in (ks, ks * 1.5):
+        cache = [x.to(device) for x in (kc, vc, ks, own)]
+        got = st.cached_attention(q.to(device), *cache[:2], k_scale=cache[2], v_scale=cache[3])
+        want = st.cached_attention(q.float(), k2, k2[..., :512] * (own / ks))
+        torch.testing.assert_close(got.float().cpu(), want, rtol=by, atol=by)
+
+
+@pytest.mark.parametrize("page", [1, 16, 64])
+@pytest.mark.parametrize("device", DEVICES)
+def test_latent_heads_over_pages(page, device):
+    """Ragged queries over pages of keys of which V is a view."""
+    torch.manual_seed(6)
+    n = 256 // page
+    k = torch.randn(2 * n, 1, page, 576)
     kc, ks = st.quantize(k, "e4m3")
-    got = st.cached_attention(q, kc, kc[..., :512], k_scale=ks, v_scale=ks)
     k2 = numbers(kc, ks, "e4m3")
-    want = st.cached_attention(q, k2, k2[..., :512])
-    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+    table = torch.randperm(2 * n, dtype=torch.int32).view(2, n)
+    lengths = torch.tensor([250, 97], dtype=torch.int32)
+    q = torch.randn(8, 16, 576, dtype=torch.bfloat16)
+    starts = torch.tensor([0, 3, 8], dtype=torch.int32)
+    there = [x.to(device) for x in (q, kc, ks, table, lengths, starts)]
+    got = st.cached_attention(there[0], there[1], there[1][..., :512], k_scale=there[2],
+                              v_scale=there[2], block_table=there[3], seq_lens=there[4],
+                              cu_seqlens_q=there[5], max_seqlen_q=5)  # fmt: skip
+    for b, (begin, end) in enumerate(((0, 3), (3, 8))):
+        own = q[begin:end].transpose(0, 1)[None].float()
+        want = st.cached_attention(own, k2, k2[..., :512], block_table=table[b : b + 1],
+                                   seq_lens=lengths[b : b + 1])[0].transpose(0, 1)  # fmt: skip
+        torch.testing.assert_close(got[begin:end].float().cpu(), want, rtol=3e-2, atol=3e-2)
 
 
 def test_what_does_not_fit():

@@ -28,8 +28,14 @@ DEVICE float scale_of(const cu_scale &s, int b, int g, int row, int d)
                     : __ldg((const float *)s.data + at);
 }
 
-/* scale_of as a call, for where it is rare or costs little beside what else is done. */
-__device__ __noinline__ float scale_apart(const cu_scale *s, int b, int g, int row, int d)
+/* scale_of as a call, for where it is rare or costs little beside what else is done. Where
+ * warps take registers from each other ptxas allows none. */
+#if CFG_SPAN_ROWS > 16
+DEVICE
+#else
+__device__ __noinline__
+#endif
+float scale_apart(const cu_scale *s, int b, int g, int row, int d)
 {
     return scale_of(*s, b, g, row, d);
 }

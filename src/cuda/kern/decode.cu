@@ -124,7 +124,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     char *q = (char *)(sh.sum + ROWS * 4); /* Q where registers have no room for it */
 #if CFG_COLUMN_PARTS > 1
     f.pair = pair_at(smem_address(q));
-    q += PAIRS * DECODE_PAIR_BYTES;
+    q += COUPLES * DECODE_PAIR_BYTES;
 #endif
     mask_column *columns = (mask_column *)(q + (CFG_Q_SHARED ? WARPS / PARTS * 32 * CFG_D : 0));
     u64 *bars = (u64 *)(columns + (MASK_COLUMN_WORDS ? WARPS * KEYS : 0));
@@ -135,13 +135,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     f.q = smem_address(q) + (threadIdx.x / 32 / PARTS * 32 + threadIdx.x % 32) * 16;
 #endif
     place_stream(w, smem_address(shared), smem_address(bars));
-#if !CFG_CODES || CFG_CODE_BOXES
+#if !CFG_CODES || CFG_CODE_BOXES || CFG_SPAN_ROWS > 16
     if ((threadIdx.x & 31) == 0 && is_loader() == HAS_LOADERS && loads_keys()
         && stream_of_warp() < STREAMS) {
         map_prefetch(&mk);
         map_prefetch(&mv);
         for (int i = 0; i < CFG_STAGES; i++) {
-            barrier_init(w.full + i * 8, LOADS * (CFG_CHUNKS && p.chunks.is_small ? 32 : 1));
+            barrier_init(w.full + i * 8, stage_arrivals(p));
 #if CFG_SPAN_ROWS > 16
             barrier_init(w.empty + i * 8, SHARERS);
 #endif

@@ -1,5 +1,6 @@
 /* One warp of decode over quantised K and V: a ring of blocks of codes in shared memory, copied
- * by 16 bytes from wherever a table says, and products of what they widen to.
+ * by 16 bytes from wherever a table says, and products of what they widen to. Heads wider than
+ * 256 have other warps that load, and products of their own (decode_code_columns.cuh).
  *
  * Scales that a key has alone multiply scores and weights (where Q is f16, V: its range is too
  * short for both); with scales of channels the elements are made before they are multiplied.
@@ -32,9 +33,10 @@ DEVICE u32 piece_of(u32 at, int step, int row, int piece)
 #define HALF_SCORES !CFG_K_CHANNELS /* Q and K are multiplied as f16 */
 #define SCALED_WEIGHTS (!CFG_V_CHANNELS && !CFG_F16)
 #define COPIES (CFG_Q_SHARED ? 4 : 16) /* under way at once: wide heads have few registers */
+#define Q_STEPS (CFG_Q_SHARED ? 6 : CFG_D / 16) /* of Q under way at once */
 /* P and V as f16, where scales of V allow it: not where a row's bits may not follow from the
  * scales of keys that it does not see. */
-#define HALF_VALUES (SCALED_WEIGHTS && CFG_E <= 128 && !CFG_INVARIANT)
+#define HALF_VALUES (SCALED_WEIGHTS && (CFG_E <= 128 || PARTS > 1) && !CFG_INVARIANT)
 
 /* What a stage keeps of a key's scale: the scale, or with channels where it has its first. */
 #if CFG_K_CHANNELS
@@ -49,12 +51,17 @@ typedef float v_scale_word;
 #endif
 
 struct stream {
-    u32 buffer, full; /* full: barriers, with CFG_CODE_BOXES */
+    u32 buffer, full; /* full: barriers, with CFG_CODE_BOXES or warps that load */
+#if CFG_SPAN_ROWS > 16
+    u32 empty; /* as many: all warps have read the stage */
+#endif
     u32 loads, uses;
     lookahead ahead;
+#if CFG_SPAN_ROWS == 16
     int is_owing; /* scales of the last block wait here until they have come */
     k_scale_word k_scale;
     v_scale_word v_scale;
+#endif
 };
 
 DEVICE cursor &stream_place(stream &w)
@@ -68,6 +75,38 @@ DEVICE u32 stage_of(const stream &w, u32 n)
 }
 
 /* ---- copies ---- */
+
+DEVICE float load_scale(const cu_scale &s, long long at)
+{
+    return s.is_f16 ? half_to_float(__ldg((const u16 *)s.data + at))
+                    : __ldg((const float *)s.data + at);
+}
+
+/* The scale of a key, or where its channels' begin. */
+template <int TOKENS> DEVICE void find_scale(float &x, const cu_scale &s, int g, lane_key at)
+{
+    x = at.row < 0 ? 0.f : 1.f;
+    if (s.data && at.row >= 0)
+        x = load_scale(s,
+                       at.b * s.b + g * s.h + (TOKENS ? at.row / (TOKENS | !TOKENS) : 0) * s.n);
+}
+
+template <int TOKENS>
+DEVICE void find_scale(long long &x, const cu_scale &s, int g, lane_key at)
+{
+    x = at.b * s.b + g * s.h;
+    if (TOKENS)
+        x += max(0, at.row) / (TOKENS | !TOKENS) * s.n;
+}
+
+#if CFG_SPAN_ROWS > 16
+#include "decode_code_loads.cuh"
+#else
+/* Arrivals that fill a stage. */
+DEVICE int stage_arrivals(const cu_fwd &p)
+{
+    return 1;
+}
 
 DEVICE void stream_begin(stream &w, const cu_fwd &p, const mod_args &mod, const line &l,
                          int end)
@@ -101,29 +140,6 @@ DEVICE void copy_codes_of(u32 to, const code_byte *head, const cu_stride &stride
                is_there ? first + row * stride.n + piece * 16 : head, is_there);
 #endif
     }
-}
-
-DEVICE float load_scale(const cu_scale &s, long long at)
-{
-    return s.is_f16 ? half_to_float(__ldg((const u16 *)s.data + at))
-                    : __ldg((const float *)s.data + at);
-}
-
-/* The scale of a key, or where its channels' begin. */
-template <int TOKENS> DEVICE void find_scale(float &x, const cu_scale &s, int g, lane_key at)
-{
-    x = at.row < 0 ? 0.f : 1.f;
-    if (s.data && at.row >= 0)
-        x = load_scale(s,
-                       at.b * s.b + g * s.h + (TOKENS ? at.row / (TOKENS | !TOKENS) : 0) * s.n);
-}
-
-template <int TOKENS>
-DEVICE void find_scale(long long &x, const cu_scale &s, int g, lane_key at)
-{
-    x = at.b * s.b + g * s.h;
-    if (TOKENS)
-        x += max(0, at.row) / (TOKENS | !TOKENS) * s.n;
 }
 
 /* To shared memory with the scales of the block loaded last. */
@@ -191,6 +207,7 @@ DEVICE u32 await_block(stream &w)
     __syncwarp();
     return stage_of(w, w.uses);
 }
+#endif
 
 /* Keys past the end came as zeros, but in tensor copies, where 0 * NaN must not be seen. Later
  * tensor copies into the stage come after these stores. */
@@ -217,9 +234,22 @@ DEVICE int code_column(int j, int c)
     return CODE_BITS == 4 ? 8 * l + 4 * c + j : 4 * l + 2 * c + j;
 }
 
+/* What a stage keeps of a key's scale; at: where it begins with those of K, or of V. */
+DEVICE void get_scale_word(float &x, u32 at, int key)
+{
+    x = __uint_as_float(load_word(at + key * 4));
+}
+
+DEVICE void get_scale_word(long long &x, u32 at, int key)
+{
+    asm volatile("ld.shared.b64 %0, [%1];" : "=l"(x) : "r"(at + key * 8) : "memory");
+}
+
 template <typename T> DEVICE T scale_word(u32 at, int key)
 {
-    return ((const T *)__cvta_shared_to_generic(at))[key];
+    T x;
+    get_scale_word(x, at, key);
+    return x;
 }
 
 /* The scale of channel d, where a key's channels have several. */
@@ -242,7 +272,34 @@ DEVICE void widen_key(u32 w, const cu_fwd &p, u32 scales, int key, int d, u32 (&
 #endif
 }
 
-/* s = Q K^T in natural units. back: what a row's Q was divided by. */
+/* The number of score i among a block's keys; own: that of the warp's first key. */
+DEVICE int key_of_score(int i)
+{
+    int own = PARTS > 1 ? column_part() * OWN_KEYS : 0;
+    return own + 8 * (i / 4) + 2 * (threadIdx.x & 3) + (i & 1);
+}
+
+/* Scores of codes in natural units. back: what a row's Q was divided by. */
+DEVICE void scale_scores(float (&s)[S_COUNT], u32 scales, const float (&back)[2])
+{
+#if HALF_SCORES
+#pragma unroll
+    for (int i = 0; i < S_COUNT; i++)
+        s[i] *= scale_word<float>(scales, key_of_score(i)) * back[i / 2 & 1];
+#endif
+}
+
+DEVICE void mma_key(float *s, const u32 *q, u32 b0, u32 b1)
+{
+#if HALF_SCORES
+    mma_halves(s, q, b0, b1);
+#else
+    mma16(s, q, b0, b1);
+#endif
+}
+
+#if CFG_COLUMN_PARTS == 1
+/* s = Q K^T in natural units. */
 DEVICE void block_scores(float (&s)[S_COUNT], const q_fragments &q, const cu_fwd &p, u32 stage,
                          const float (&back)[2])
 {
@@ -264,22 +321,13 @@ DEVICE void block_scores(float (&s)[S_COUNT], const q_fragments &q, const cu_fwd
                 u32 h[PAIRS];
                 widen_key(w[n], p, scales, 8 * n + lane / 4,
                           e * 128 / CODE_BITS + (lane & 3) * (32 / CODE_BITS), h);
-#if HALF_SCORES
-                mma_halves(s + 4 * n, a, h[2 * j], h[2 * j + 1]);
-#else
-                mma16(s + 4 * n, a, h[2 * j], h[2 * j + 1]);
-#endif
+                mma_key(s + 4 * n, a, h[2 * j], h[2 * j + 1]);
             }
         }
     }
-#if HALF_SCORES
-#pragma unroll
-    for (int i = 0; i < S_COUNT; i++) {
-        int key = 8 * (i / 4) + 2 * (lane & 3) + (i & 1);
-        s[i] *= scale_word<float>(scales, key) * back[i / 2 & 1];
-    }
-#endif
+    scale_scores(s, scales, back);
 }
+#endif
 
 /* Words of V of keys (8 k + 2 (lane & 3)) and the next one; d: channel of the first code. */
 template <int IN_HALVES>
@@ -307,37 +355,6 @@ DEVICE void widen_values(u32 w, const cu_fwd &p, u32 scales, int k, int d, u32 (
         h[i] = scaled_pair(h[i], lo, hi);
 #endif
 #endif
-}
-
-/* o += S V, in f16 or in Q's dtype. */
-template <int IN_HALVES>
-DEVICE void add_values(float (&o)[O_COUNT], const float (&s)[S_COUNT], const cu_fwd &p,
-                       u32 stage, u32 scales)
-{
-    int lane = threadIdx.x & 31;
-    u32 a[KEYS / 16][4];
-#pragma unroll
-    for (int i = 0; i < S_COUNT / 2; i++)
-        a[i / 4][i & 3] = IN_HALVES ? pack_halves(s[2 * i], s[2 * i + 1])
-                                    : pack(s[2 * i], s[2 * i + 1]);
-#pragma unroll
-    for (int e = 0; e < V_ROW / 16; e++) {
-        u32 w[4];
-        load_matrices_transposed(w, piece_of(stage + V_AT, V_STEP, lane, e));
-#pragma unroll
-        for (int kk = 0; kk < KEYS / 16; kk++) {
-            u32 h[2][PAIRS];
-            int d = e * 128 / CODE_BITS + lane / 4 * PAIRS;
-            widen_values<IN_HALVES>(w[2 * kk], p, scales, 2 * kk, d, h[0]);
-            widen_values<IN_HALVES>(w[2 * kk + 1], p, scales, 2 * kk + 1, d, h[1]);
-#pragma unroll
-            for (int j = 0; j < PAIRS; j++)
-                if (IN_HALVES)
-                    mma_halves(o + (PAIRS * e + j) * 4, a[kk], h[0][j], h[1][j]);
-                else
-                    mma16(o + (PAIRS * e + j) * 4, a[kk], h[0][j], h[1][j]);
-        }
-    }
 }
 
 #if HALF_VALUES
@@ -370,11 +387,9 @@ DEVICE int settle_unit(float (&o)[O_COUNT], int &unit, u32 scales)
 }
 #endif
 
-/* o += P V; s holds probabilities. */
-DEVICE void block_values(float (&o)[O_COUNT], int &unit, float (&s)[S_COUNT], const cu_fwd &p,
-                         u32 stage)
+/* Weights s times the scales of V that stay out of it; whether they and V are to be f16. */
+DEVICE int scale_weights(float (&s)[S_COUNT], float (&o)[O_COUNT], int &unit, u32 scales)
 {
-    u32 scales = stage + SCALES_AT + 8 * KEYS;
     int is_narrow = 0;
     float by = 1.f;
 #if HALF_VALUES
@@ -382,24 +397,66 @@ DEVICE void block_values(float (&o)[O_COUNT], int &unit, float (&s)[S_COUNT], co
     by = power_of(254 - unit);
 #endif
 #if SCALED_WEIGHTS
-    int key = 2 * (threadIdx.x & 3);
 #pragma unroll
     for (int i = 0; i < S_COUNT; i++)
-        s[i] *= scale_word<float>(scales, 8 * (i / 4) + key + (i & 1)) * by;
+        s[i] *= scale_word<float>(scales, key_of_score(i)) * by;
 #endif
-    if (HALF_VALUES && is_narrow)
+    return is_narrow;
+}
+
+#if CFG_COLUMN_PARTS == 1
+/* o += S V, in f16 or in Q's dtype. */
+template <int IN_HALVES>
+DEVICE void add_values(float (&o)[O_COUNT], const float (&s)[S_COUNT], const cu_fwd &p,
+                       u32 stage, u32 scales)
+{
+    int lane = threadIdx.x & 31;
+    u32 a[KEYS / 16][4];
+#pragma unroll
+    for (int i = 0; i < S_COUNT / 2; i++)
+        a[i / 4][i & 3] =
+            IN_HALVES ? pack_halves(s[2 * i], s[2 * i + 1]) : pack(s[2 * i], s[2 * i + 1]);
+#pragma unroll
+    for (int e = 0; e < V_ROW / 16; e++) {
+        u32 w[4];
+        load_matrices_transposed(w, piece_of(stage + V_AT, V_STEP, lane, e));
+#pragma unroll
+        for (int kk = 0; kk < KEYS / 16; kk++) {
+            u32 h[2][PAIRS];
+            int d = e * 128 / CODE_BITS + lane / 4 * PAIRS;
+            widen_values<IN_HALVES>(w[2 * kk], p, scales, 2 * kk, d, h[0]);
+            widen_values<IN_HALVES>(w[2 * kk + 1], p, scales, 2 * kk + 1, d, h[1]);
+#pragma unroll
+            for (int j = 0; j < PAIRS; j++)
+                if (IN_HALVES)
+                    mma_halves(o + (PAIRS * e + j) * 4, a[kk], h[0][j], h[1][j]);
+                else
+                    mma16(o + (PAIRS * e + j) * 4, a[kk], h[0][j], h[1][j]);
+        }
+    }
+}
+
+/* o += P V; s holds probabilities. */
+DEVICE void block_values(float (&o)[O_COUNT], int &unit, float (&s)[S_COUNT], const cu_fwd &p,
+                         u32 stage)
+{
+    u32 scales = stage + SCALES_AT + 8 * KEYS;
+    if (scale_weights(s, o, unit, scales))
         add_values<1>(o, s, p, stage, scales);
     else
         add_values<0>(o, s, p, stage, scales);
 }
+#endif
 
 /* ---- Q ---- */
 
+#if CFG_CODES == DTYPE_I4
 /* Elements x and y of a row. */
 DEVICE u32 q_two(const u16 *row, int x, int y)
 {
     return row[x] | (u32)row[y] << 16;
 }
+#endif
 
 /* A fragments of Q in the order of K's codes. */
 DEVICE void q_step_load(u32 (&a)[4], const u16 *row0, const u16 *row1, int step)
@@ -413,10 +470,15 @@ DEVICE void q_step_load(u32 (&a)[4], const u16 *row0, const u16 *row1, int step)
     a[3] = q_two(row1, d + 1, d + 5);
 #else
     int d = step * 16 + 4 * l;
-    a[0] = q_two(row0, d, d + 1);
-    a[1] = q_two(row1, d, d + 1);
-    a[2] = q_two(row0, d + 2, d + 3);
-    a[3] = q_two(row1, d + 2, d + 3);
+    uint2 x = {}, y = {};
+    if (step * 16 < CFG_D_REAL) {
+        x = *(const uint2 *)(row0 + d);
+        y = *(const uint2 *)(row1 + d);
+    }
+    a[0] = x.x;
+    a[1] = y.x;
+    a[2] = x.y;
+    a[3] = y.y;
 #endif
 }
 
@@ -425,10 +487,13 @@ DEVICE void q_step_load(u32 (&a)[4], const u16 *row0, const u16 *row1, int step)
 DEVICE int q_exponent(const u16 *row)
 {
     u32 most = 20 << 7;
-    for (int d = 8 * (threadIdx.x & 3); d < CFG_D; d += 32)
+    for (int d = 8 * (threadIdx.x & 3); d < CFG_D_REAL; d += 32) {
+        uint4 x = *(const uint4 *)(row + d);
+        u32 w[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
-        for (int i = 0; i < 8; i++)
-            most = max(most, row[d + i] & 0x7fffu);
+        for (int i = 0; i < 4; i++)
+            most = max(most, max(w[i] & 0x7fffu, w[i] >> 16 & 0x7fffu));
+    }
     most = max(most, __shfl_xor_sync(~0u, most, 1));
     most = max(most, __shfl_xor_sync(~0u, most, 2));
     return most >> 7 == 255 ? 140 : most >> 7; /* what is not finite stays so */
@@ -445,8 +510,9 @@ DEVICE u32 q_halves(u32 x, float by)
 DEVICE void load_packed_q(q_fragments &q, float (&back)[2], const cu_fwd &p, const span &s)
 {
     int last = packed_rows(p, s) - 1, lane = threadIdx.x & 31;
-    const u16 *row0 = packed_row_address(p, s, min(s.row0 + lane / 4, last));
-    const u16 *row1 = packed_row_address(p, s, min(s.row0 + lane / 4 + 8, last));
+    int row = s.row0 + warp_row() + lane / 4;
+    const u16 *row0 = packed_row_address(p, s, min(row, last));
+    const u16 *row1 = packed_row_address(p, s, min(row + 8, last));
     back[0] = back[1] = 1.f;
 #if HALF_SCORES && !CFG_F16
     int e0 = q_exponent(row0), e1 = q_exponent(row1);
@@ -455,7 +521,7 @@ DEVICE void load_packed_q(q_fragments &q, float (&back)[2], const cu_fwd &p, con
     back[0] = __uint_as_float((u32)(127 - 140 + e0) << 23);
     back[1] = __uint_as_float((u32)(127 - 140 + e1) << 23);
 #endif
-#pragma unroll
+#pragma unroll Q_STEPS
     for (int kk = 0; kk < CFG_D / 16; kk++) {
         u32 a[4];
         q_step_load(a, row0, row1, kk);

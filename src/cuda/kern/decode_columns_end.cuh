@@ -31,6 +31,31 @@ DEVICE column_sums get_sums(const reduce_memory &sh, int row)
     return s;
 }
 
+#if CFG_CODES
+/* The warp's columns of one of the thread's two rows, four at a time: of what a piece of V
+ * widens to a thread has neighbouring ones. */
+template <int R>
+DEVICE void put_columns(const fragment &f, const cu_fwd &p, const span &s, int row, int slot,
+                        int is_whole, float inv)
+{
+    enum { OF_PIECE = 128 / CODE_BITS, OWN = 2 * PAIRS };
+    int first = column_part() * (CFG_E / PARTS) + OWN * (threadIdx.x & 3);
+    float *part = p.part_o + ((long long)slot * ROWS + row) * CFG_E + first;
+    out_elem *out = output_row(p, s, row) + first;
+#pragma unroll
+    for (int i = 0; i < CFG_E / PARTS / 4 / 4; i++) {
+        int e = 4 * i / OWN, k = 4 * i % OWN, column = e * OF_PIECE + k;
+        float x[4];
+#pragma unroll
+        for (int c = 0; c < 4; c++) /* code_column's, from the first of the thread on */
+            x[c] = f.o[(PAIRS * e + (k + c) % PAIRS) * 4 + 2 * R + (k + c) / PAIRS];
+        if (!is_whole)
+            *(float4 *)(part + column) = make_float4(x[0], x[1], x[2], x[3]);
+        else if (first + column < CFG_E_REAL)
+            store_out4(out + column, x[0] * inv, x[1] * inv, x[2] * inv, x[3] * inv);
+    }
+}
+#else
 /* The warp's columns of one of the thread's two rows. */
 template <int R>
 DEVICE void put_columns(const fragment &f, const cu_fwd &p, const span &s, int row, int slot,
@@ -48,6 +73,7 @@ DEVICE void put_columns(const fragment &f, const cu_fwd &p, const span &s, int r
             store_out2(out + 8 * g, x * inv, y * inv);
     }
 }
+#endif
 
 /* What a row has for all of its columns, by one thread. */
 DEVICE void put_row(const cu_fwd &p, const span &s, int row, int slot, int is_whole,
@@ -82,9 +108,13 @@ DEVICE void write_one(const reduce_memory &sh, const fragment &f, const cu_fwd &
 }
 
 /* A span's result, or its part for decode_end. */
-DEVICE void write_columns(const reduce_memory &sh, const fragment &f, const cu_fwd &p,
-                          const span &s, int slot, int is_whole, int &lost)
+DEVICE void write_columns(const reduce_memory &sh, fragment &f, const cu_fwd &p, const span &s,
+                          int slot, int is_whole, int &lost)
 {
+#if CFG_CODES && HALF_VALUES
+    float by[2] = {power_of(f.unit), power_of(f.unit)};
+    rows_scale(f.o, by);
+#endif
     put_sums(sh, f, warp_row() + (threadIdx.x & 31) / 4);
     sync_rows();
     write_one<0>(sh, f, p, s, slot, is_whole, lost);

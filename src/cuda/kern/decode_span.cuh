@@ -12,7 +12,10 @@ enum {
     HALF = (STREAMS + 1) / 2,
     HAS_LOADERS = SHARERS > 1, /* else each warp loads what it reads */
     LOADERS = HAS_LOADERS ? DECODE_LOADERS : 0,
-    LOADS = HAS_LOADERS ? 2 : 1, /* warps that load a stream: K, and V */
+    /* warps that load a stream: K, and V; of codes, that load some keys each */
+    LOADS = !HAS_LOADERS ? 1
+            : CFG_CODES  ? LOADERS / STREAMS
+                         : 2,
     THREADS = (WARPS + LOADERS) * 32,
     O_STEP = CFG_E + 8, /* floats of a row of O in shared memory: no two rows share banks */
     OWN_KEYS = KEYS / PARTS, /* whose scores a warp makes */

@@ -14,6 +14,12 @@ DEVICE u32 bytes_of_load()
     return (loads_keys() ? PANELS_D * PANEL : 0) + (loads_values() ? PANELS_E * PANEL : 0);
 }
 
+/* Arrivals that fill a stage. */
+DEVICE int stage_arrivals(const cu_fwd &p)
+{
+    return LOADS * (CFG_CHUNKS && p.chunks.is_small ? 32 : 1);
+}
+
 #if CFG_CHUNKS
 #include "decode_ahead.cuh"
 #include "gather.cuh"

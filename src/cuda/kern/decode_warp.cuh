@@ -14,7 +14,7 @@ DEVICE void place_stream(stream &w, u32 buffers, u32 barriers)
 {
     int at = stream_of_warp();
     w.buffer = buffers + at * CFG_STAGES * STAGE;
-#if !CFG_CODES || CFG_CODE_BOXES
+#if !CFG_CODES || CFG_CODE_BOXES || CFG_SPAN_ROWS > 16
     w.full = barriers + at * CFG_STAGES * 8;
 #endif
 #if CFG_SPAN_ROWS > 16
@@ -148,7 +148,9 @@ DEVICE void use_block(stream &w, fragment &f, const cu_fwd &p, const mod_args &m
 #if MOD_MASK == MASK_INTERVAL || MOD_SURE
     partial &= first < f.from || first + (int)KEYS > f.to;
 #endif
-#if CFG_CODES
+#if CFG_CODES && CFG_COLUMN_PARTS > 1
+    score_own(sc, f.q, p, stage, f.back);
+#elif CFG_CODES
     block_scores(sc, f.q, p, stage, f.back);
 #elif CFG_COLUMN_PARTS > 1
     score_own(sc, f.q, stage + own * 128);
@@ -179,7 +181,9 @@ DEVICE void use_block(stream &w, fragment &f, const cu_fwd &p, const mod_args &m
     rows_exp(f.rows, sc, unit, shift);
     if (raised)
         rows_scale(f.o, rescale);
-#if CFG_CODES
+#if CFG_CODES && CFG_COLUMN_PARTS > 1
+    block_values(f.o, f.unit, f.pair, sc, p, stage);
+#elif CFG_CODES
     block_values(f.o, f.unit, sc, p, stage);
 #elif CFG_COLUMN_PARTS > 1
     add_values(f.o, f.pair, sc, stage + PANELS_D * PANEL);

@@ -5,13 +5,13 @@
 
 #include "copy.cuh"
 
-#if CFG_CHUNKS
 /* The lane arrives at the barrier when all copies that it has begun are done. */
 DEVICE void gather_arrive(u32 full)
 {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(full) : "memory");
 }
 
+#if CFG_CHUNKS
 /* Elements from the first row of a head to a key's; -1 where it is not there. */
 DEVICE long long gather_place(int b, int row, const cu_stride &stride)
 {

@@ -171,6 +171,8 @@ int cu_is_monotone(const pass_limits *limits);
 int cu_codes(const plan_problem *p);
 /* Bits of an element of K and V. */
 int cu_key_bits(const plan_problem *p);
+/* Whether rows of codes are whole pieces of 16 bytes. */
+int cu_has_whole_codes(const plan_problem *p);
 /* Columns of V as forward's products take them. */
 int cu_value_columns(const plan_problem *p);
 /* Whether decode copies codes as tensors: rows of 128 bytes, keys in one piece. */

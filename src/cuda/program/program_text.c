@@ -29,6 +29,12 @@ int cu_key_bits(const plan_problem *p)
     return p->kv_dtype == SACCADE_I4 ? 4 : 8 * (int)saccade_dtype_bytes(p->kv_dtype);
 }
 
+int cu_has_whole_codes(const plan_problem *p)
+{
+    const int64_t bits = cu_key_bits(p);
+    return p->sizes.D * bits % 128 == 0 && p->sizes.Dv * bits % 128 == 0;
+}
+
 int cu_value_columns(const plan_problem *p)
 {
     return cu_padded_values(p->sizes.D, p->sizes.Dv, cu_key_bits(p));

@@ -149,25 +149,25 @@ int cu_decode_streams(const cu_tile *tile, int span_rows, int parts)
 
 /* Of a block of 32 keys each of two warps makes the scores of 16. Spans are counted where they
  * are few: where there are more, each has a CTA to itself. */
-static int large_choice(int D, int E, int column_words, int rung, cu_tile *out)
+static int large_choice(int D, int E, int bits, int column_words, int rung, cu_tile *out)
 {
     enum { STAGES_MOST = 6 };
     *out = (cu_tile){.groups = 8, .keys = 32, .stages = STAGES_MOST};
     while (out->stages
-           && cu_decode_shared(out, CU_WIDE_ROWS, D, E, 16, column_words, CU_LARGE_SPANS)
+           && cu_decode_shared(out, CU_WIDE_ROWS, D, E, bits, column_words, CU_LARGE_SPANS)
                   > SHARED_MOST)
         out->stages--;
     return rung == 0 && out->stages > 0;
 }
 
 /* Two streams of four warps, as many stages as there is room for. */
-int cu_decode_wide_choice(int D, int E, int column_words, int rung, cu_tile *out)
+int cu_decode_wide_choice(int D, int E, int bits, int column_words, int rung, cu_tile *out)
 {
     enum { STAGES_MOST = 6 };
     const int rows = CU_WIDE_ROWS;
     if (cu_decode_parts(D, E) > 1)
-        return large_choice(D, E, column_words, rung, out);
-    if (!cu_decode_choice(D, E, 16, column_words, rung, out))
+        return large_choice(D, E, bits, column_words, rung, out);
+    if (bits < 16 || !cu_decode_choice(D, E, 16, column_words, rung, out))
         return 0;
     out->groups = 2 * rows / CU_SPAN_ROWS;
     out->stages = STAGES_MOST;

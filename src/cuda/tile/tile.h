@@ -64,9 +64,9 @@ int cu_tile_choice(cu_family family, int D, int E, saccade_dtype dtype, int rung
 int cu_decode_choice(int D, int E, int bits, int column_words, int rung, cu_tile *out);
 /* Packed rows of a span of decode; where one warp makes 16 of them and others the rest. */
 enum { CU_SPAN_ROWS = 16, CU_WIDE_ROWS = 64 };
-/* cu_decode_choice for spans of CU_WIDE_ROWS, for keys of 16 bits: four warps take the same
- * blocks. */
-int cu_decode_wide_choice(int D, int E, int column_words, int rung, cu_tile *out);
+/* cu_decode_choice for spans of CU_WIDE_ROWS: four warps take the same blocks. Codes only of
+ * large heads. */
+int cu_decode_wide_choice(int D, int E, int bits, int column_words, int rung, cu_tile *out);
 /* Heads wider than 256, for which there is decode by wide spans alone, and how wide they may
  * be; warps that share a row's columns there, else 1. */
 enum { CU_LARGE_HEAD = 256, CU_LARGEST_D = 576, CU_LARGEST_DV = 512, CU_LARGE_SPANS = 1024 };
