@@ -19,7 +19,7 @@ static void find_limits(cpu_worker *w)
         const eval_point row = {(int32_t)w->item.b, (int32_t)item_head_of(w, r),
                                 (int32_t)item_index_of(w, r) + w->at.q_offset, 0, 0};
         cpu_find_limits(w->job->live.limits, w->job->run, &row, each, w->at.kv_offset,
-                        w->values, &w->limits, r);
+                        w->bounds, &w->limits, r);
     }
     cpu_limit_rows(&w->limits, 0, w->rows);
 }

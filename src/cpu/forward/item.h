@@ -69,13 +69,14 @@ typedef struct cpu_worker {
     const cpu_job *job;
     const cpu_kernels *kernels;
     cpu_item item;
-    plan_position at; /* of the item's batch */
-    int32_t rows;     /* of all heads of the item */
-    int64_t shift;    /* from a row's number to where it lies in q, out and lse */
+    kv_view keys, values; /* of the item's head */
+    plan_position at;     /* of the item's batch */
+    int32_t rows;         /* of all heads of the item */
+    int64_t shift;        /* from a row's number to where it lies in q, out and lse */
     item_mod score, mask;
     item_code code;
     cpu_limits limits;
-    double *values;      /* scratch of limits */
+    double *bounds;      /* scratch of limits */
     void *q, *k, *v;     /* packed: rows of the item; a block of keys that no other reads */
     const void *queries; /* the item's rows as scores read them: q, or where they lie in Q */
     int32_t queries_ld;  /* elements from one to the next */
@@ -143,10 +144,8 @@ void item_clear_sums(cpu_worker *w, int32_t r0, int32_t n);
 void item_clear_rows(cpu_worker *w, int32_t r0, int32_t n);
 /* Packs rows [r0, r0 + n) of Q, of one head or the whole item; whole strips. */
 void item_pack_queries(const cpu_worker *w, int32_t r0, int32_t n, void *to);
-/* Keys of K (or V) of a head, and those of the item's head. */
+/* Keys of K (or V) of a head. */
 kv_view cpu_keys_of(const cpu_job *job, int is_value, int64_t b, int64_t g);
-kv_view item_k(const cpu_worker *w);
-kv_view item_v(const cpu_worker *w);
 
 /* ---- item_scores.c ---- */
 

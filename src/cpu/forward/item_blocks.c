@@ -36,9 +36,8 @@ static void scale_rows(cpu_worker *w, int32_t r0, int32_t n_rows)
 static void careful_values(cpu_worker *w, const item_tile *t, int32_t r0, int32_t n_rows,
                            int32_t first)
 {
-    const kv_view v = item_v(w);
-    const int32_t o_ld = w->job->g.o_ld, E = v.rows.dim;
-    const cpu_rows from = kv_block(&v, t->j0, t->n, w->room[1]);
+    const int32_t o_ld = w->job->g.o_ld, E = w->values.rows.dim;
+    const cpu_rows from = kv_block(&w->values, t->j0, t->n, w->room[1]);
     for (int32_t j = first; j < t->n; j++) {
         convert_to_f32(from.dtype, cpu_rows_from(from, j).base, w->row, E);
         for (int32_t i = 0; i < n_rows; i++) {
@@ -167,19 +166,19 @@ static void scale_weights(const float *by_row, int32_t n, int32_t rows, const fl
 static const float *decode_scores(cpu_worker *w, const item_tile *t, int is_prefetching,
                                   float *s)
 {
-    const kv_view k = item_k(w), v = item_v(w);
-    const int32_t piece = piece_of(w, t, &k);
+    const kv_view *k = &w->keys, *v = &w->values;
+    const int32_t piece = piece_of(w, t, k);
     for (int32_t j = 0; j < t->n; j += piece) {
         const int32_t n = t->n - j < piece ? t->n - j : piece;
         float by_row[PIECE];
         const char *groups[KV_GROUPS], *ahead[KV_GROUPS];
-        const cpu_keys keys = take_piece(w, &k, t->j0 + j, n, w->room[0], by_row, groups);
+        const cpu_keys keys = take_piece(w, k, t->j0 + j, n, w->room[0], by_row, groups);
         cpu_prefetch next = {0};
         if (is_prefetching)
-            next = kv_prefetch(&v, t->j0 + j, n, w->kernels->prefetch_parts, ahead);
+            next = kv_prefetch(v, t->j0 + j, n, w->kernels->prefetch_parts, ahead);
         w->kernels->decode_qk(w->q, w->job->g.q_ld, &keys, n, w->rows, item_scale_of(w, t),
                               s + j, CPU_BLOCK_KEYS, &next);
-        if (is_raw(w, &k))
+        if (is_raw(w, k))
             scale_scores(by_row, n, w->rows, s + j);
     }
     return item_change_scores(w, t, 0, w->rows, s);
@@ -210,23 +209,23 @@ static void decode_softmax(cpu_worker *w, const item_tile *t, const float *most,
  * K from key `ahead` of the next tile on is prefetched meanwhile. */
 static int32_t decode_values(cpu_worker *w, const item_tile *t, int32_t ahead)
 {
-    const kv_view k = item_k(w), v = item_v(w);
-    const int32_t piece = piece_of(w, t, &v);
+    const kv_view *k = &w->keys, *v = &w->values;
+    const int32_t piece = piece_of(w, t, v);
     for (int32_t j = 0; j < t->n; j += piece) {
         const int32_t n = t->n - j < piece ? t->n - j : piece;
         float by_row[PIECE], scaled[DECODE_ROWS * PIECE];
         const char *groups[KV_GROUPS], *beyond[KV_GROUPS];
-        const cpu_keys keys = take_piece(w, &v, t->j0 + j, n, w->room[1], by_row, groups);
-        if (is_raw(w, &v))
+        const cpu_keys keys = take_piece(w, v, t->j0 + j, n, w->room[1], by_row, groups);
+        if (is_raw(w, v))
             scale_weights(by_row, n, w->rows, w->s + j, scaled);
         const int32_t first = j > ahead ? j : ahead;
         const int32_t past = j + piece < t->n ? j + piece : CPU_BLOCK_KEYS;
         cpu_prefetch next = {0};
         if (first < past)
-            next = kv_prefetch(&k, t->j0 + t->n + first, past - first,
+            next = kv_prefetch(k, t->j0 + t->n + first, past - first,
                                w->kernels->prefetch_parts, beyond);
-        const float *p = is_raw(w, &v) ? scaled : w->s + j;
-        const int32_t p_ld = is_raw(w, &v) ? PIECE : CPU_BLOCK_KEYS;
+        const float *p = is_raw(w, v) ? scaled : w->s + j;
+        const int32_t p_ld = is_raw(w, v) ? PIECE : CPU_BLOCK_KEYS;
         const int32_t done = w->kernels->decode_pv(p, p_ld, &keys, n, w->rows, w->alpha, w->o,
                                                    w->job->g.o_ld, &next);
         if (done < n)
@@ -242,10 +241,9 @@ static int32_t decode_values(cpu_worker *w, const item_tile *t, int32_t ahead)
 static void run_decode(cpu_worker *w, const item_tile *t)
 {
     enum { EARLY = 3 * KV_GROUP };
-    const kv_view k = item_k(w);
     const int parts = w->kernels->prefetch_parts;
     const char *groups[KV_GROUPS];
-    cpu_prefetch early = kv_prefetch(&k, t->j0 + t->n, EARLY, parts, groups);
+    cpu_prefetch early = kv_prefetch(&w->keys, t->j0 + t->n, EARLY, parts, groups);
     decode_softmax(w, t, decode_scores(w, t, 1, w->s), &early);
     item_drop(w, t, 0, w->rows);
     const int32_t done = decode_values(w, t, EARLY);
@@ -269,9 +267,8 @@ void item_find_operands(cpu_worker *w, item_tile *t)
         t->padded = item_padded(job, w->at.kv_len - block * CPU_BLOCK_KEYS);
         return;
     }
-    const kv_view all_k = item_k(w), all_v = item_v(w);
-    const cpu_rows k = kv_block(&all_k, t->j0, t->n, w->room[0]);
-    const cpu_rows v = kv_block(&all_v, t->j0, t->n, w->room[1]);
+    const cpu_rows k = kv_block(&w->keys, t->j0, t->n, w->room[0]);
+    const cpu_rows v = kv_block(&w->values, t->j0, t->n, w->room[1]);
     t->padded = item_padded(job, t->n);
     w->kernels->pack_keys(&k, t->n, t->padded, w->k);
     t->is_nonfinite = w->kernels->pack_values(&v, t->n, t->padded, w->v);

@@ -53,7 +53,7 @@ static void begin(const cpu_job *job, cpu_worker *w)
     w->ranges = base + at.ranges;
     w->limits.first = (int64_t *)(void *)(base + at.limits);
     w->limits.past = w->limits.first + CPU_MOST_ROWS;
-    w->values = (double *)(void *)(base + at.values);
+    w->bounds = (double *)(void *)(base + at.values);
     w->sums[0] = (float *)(void *)(base + at.sums);
     w->sums[1] = w->sums[0] + (at.room - at.sums) / 2 / sizeof(float);
     for (int i = 0; i < 2; i++)
@@ -104,16 +104,6 @@ kv_view cpu_keys_of(const cpu_job *job, int is_value, int64_t b, int64_t g)
     return view;
 }
 
-kv_view item_k(const cpu_worker *w)
-{
-    return cpu_keys_of(w->job, 0, w->item.b, w->item.g);
-}
-
-kv_view item_v(const cpu_worker *w)
-{
-    return cpu_keys_of(w->job, 1, w->item.b, w->item.g);
-}
-
 void item_clear_sums(cpu_worker *w, int32_t r0, int32_t n)
 {
     for (int32_t r = r0; r < r0 + n; r++) {
@@ -140,6 +130,8 @@ void item_open(cpu_worker *w, const cpu_item *item)
 {
     const cpu_box *box = &item->box;
     w->item = *item;
+    w->keys = cpu_keys_of(w->job, 0, item->b, item->g);
+    w->values = cpu_keys_of(w->job, 1, item->b, item->g);
     w->at = plan_position_of(&w->job->run->positions, w->job->run->sizes.KV, item->b);
     w->rows = (int32_t)((box->i1 - box->i0) * (box->h1 - box->h0));
     w->shift = shift_of(w->job->run->rows, box->i0);
