@@ -205,6 +205,14 @@ static void decode_softmax(cpu_worker *w, const item_tile *t, const float *most,
     }
 }
 
+/* Keys of the tile that comes next. After the last one that is the next head's first, where
+ * heads lie one after the other, which has no more keys than this head. */
+static int32_t next_keys(const cpu_worker *w)
+{
+    const int64_t keys = w->job->run->sizes.KV;
+    return keys < CPU_BLOCK_KEYS ? (int32_t)keys : CPU_BLOCK_KEYS;
+}
+
 /* P V of a tile; the keys that are done: all, or those before the first that are not finite.
  * K from key `ahead` of the next tile on is prefetched meanwhile. */
 static int32_t decode_values(cpu_worker *w, const item_tile *t, int32_t ahead)
@@ -219,7 +227,7 @@ static int32_t decode_values(cpu_worker *w, const item_tile *t, int32_t ahead)
         if (is_raw(w, v))
             scale_weights(by_row, n, w->rows, w->s + j, scaled);
         const int32_t first = j > ahead ? j : ahead;
-        const int32_t past = j + piece < t->n ? j + piece : CPU_BLOCK_KEYS;
+        const int32_t past = j + piece < t->n ? j + piece : next_keys(w);
         cpu_prefetch next = {0};
         if (first < past)
             next = kv_prefetch(k, t->j0 + t->n + first, past - first,
@@ -242,11 +250,12 @@ static void run_decode(cpu_worker *w, const item_tile *t)
 {
     enum { EARLY = 3 * KV_GROUP };
     const int parts = w->kernels->prefetch_parts;
+    const int32_t ahead = EARLY < next_keys(w) ? EARLY : next_keys(w);
     const char *groups[KV_GROUPS];
-    cpu_prefetch early = kv_prefetch(&w->keys, t->j0 + t->n, EARLY, parts, groups);
+    cpu_prefetch early = kv_prefetch(&w->keys, t->j0 + t->n, ahead, parts, groups);
     decode_softmax(w, t, decode_scores(w, t, 1, w->s), &early);
     item_drop(w, t, 0, w->rows);
-    const int32_t done = decode_values(w, t, EARLY);
+    const int32_t done = decode_values(w, t, ahead);
     if (done == t->n)
         return;
     find_live_late(w, t);
