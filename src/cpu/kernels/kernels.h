@@ -49,7 +49,7 @@ enum { CPU_BLOCK_ROWS = 96, CPU_BLOCK_KEYS = 256, CPU_MOST_ROWS = 512 };
  * are prefetched meanwhile. decode_qk makes the scores of n keys; decode_pv adds P V of n keys
  * to O, stops before the first few keys that hold an infinity or NaN and returns how many keys
  * it has done. */
-enum { CPU_DECODE_DIM = 576 };
+enum { CPU_DECODE_DIM = 576, CPU_NARROW_DIM = 32 };
 /* The f32 kernels also take quantised rows, without their scales. They read an e4m3 element as
  * its value divided by this. */
 #define CPU_E4M3_FACTOR 256.0f
@@ -96,7 +96,9 @@ typedef struct cpu_kernels {
     CPU_PACK_ROWS((*pack_rows));
     CPU_PACK_KEYS((*pack_keys));
     CPU_PACK_VALUES((*pack_values));
-    int32_t decode_rows; /* up to so many rows decode_qk and decode_pv beat packing */
+    /* Up to so many rows decode_qk and decode_pv beat packing; of heads of at most
+     * CPU_NARROW_DIM, whose scores are sums of few products over many lanes, up to fewer. */
+    int32_t decode_rows, narrow_rows;
     CPU_PACK_DECODE((*pack_decode)); /* NULL: decode_qk takes packed Q as it is */
     CPU_DECODE_QK((*decode_qk));
     CPU_DECODE_PV((*decode_pv));

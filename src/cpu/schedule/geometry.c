@@ -68,8 +68,8 @@ static void cut_items(const cpu_needs *needs, const saccade_sizes *s, cpu_geomet
     const int64_t group = s->H / s->Hkv;
     const int is_grouped = group * s->Q <= CPU_BLOCK_ROWS;
     g->is_shared = !is_grouped;
-    g->is_decode = group * s->Q <= k->decode_rows && s->D <= CPU_DECODE_DIM
-                   && s->Dv <= CPU_DECODE_DIM && !needs->is_invariant;
+    g->is_decode = group * s->Q <= (s->D > CPU_NARROW_DIM ? k->decode_rows : k->narrow_rows)
+                   && s->D <= CPU_DECODE_DIM && s->Dv <= CPU_DECODE_DIM && !needs->is_invariant;
     g->item_heads = (int32_t)(is_grouped ? group : heads_together(needs, s));
     g->block_rows = k->flow && !is_grouped ? stream_rows(s) : CPU_BLOCK_ROWS;
     g->item_rows = (int32_t)smaller(s->Q, g->block_rows);
