@@ -350,6 +350,41 @@ static float *quarters(size_t n)
     return o;
 }
 
+/* Keys in stretches give the bits of all keys, where weights between them are 0. */
+static void check_stretches(const cpu_kernels *k, const weights *w, const void *v, int32_t keys,
+                            int32_t rows, int32_t o_ld, const float *o)
+{
+    enum { GAP_FROM = 32, GAP_PAST = 96, LD = CPU_BLOCK_KEYS };
+    const int32_t panels = o_ld / k->panel, left = keys - GAP_PAST;
+    const size_t size = (size_t)(MOST_ROWS * o_ld), element = (size_t)k->element;
+    const cpu_stretch all[] = {{0, GAP_FROM}, {GAP_FROM, keys}};
+    const cpu_stretch some[] = {{0, GAP_FROM}, {GAP_PAST, keys}};
+    if (!k->values_of || left <= 0)
+        return;
+    float *dead = zeroed((size_t)rows * LD * sizeof *dead),
+          *dense = zeroed((size_t)rows * LD * 4);
+    float *a = quarters(size), *b = quarters(size);
+    k->values_of(w->packed, LD, v, all, 2, LD, rows, panels, w->alpha, a, o_ld);
+    assert_memory_equal(a, o, size * sizeof *o);
+    for (int32_t i = 0; i < rows; i++) {
+        const char *from = (const char *)(w->packed + i * LD);
+        char *zeros = (char *)(dead + i * LD), *close = (char *)(dense + i * LD);
+        memcpy(zeros, from, GAP_FROM * element);
+        memcpy(close, from, GAP_FROM * element);
+        memcpy(zeros + GAP_PAST * element, from + GAP_PAST * element, (size_t)left * element);
+        memcpy(close + GAP_FROM * element, from + GAP_PAST * element, (size_t)left * element);
+    }
+    free(a);
+    a = quarters(size);
+    k->values(dead, LD, v, keys, LD, rows, panels, w->alpha, a, o_ld);
+    k->values_of(dense, LD, v, some, 2, LD, rows, panels, w->alpha, b, o_ld);
+    assert_memory_equal(a, b, size * sizeof *a);
+    free(dead);
+    free(dense);
+    free(a);
+    free(b);
+}
+
 static void values_of(const cpu_kernels *k, int which, int32_t rows, int32_t n, int32_t E)
 {
     static weights w;
@@ -364,6 +399,7 @@ static void values_of(const cpu_kernels *k, int which, int32_t rows, int32_t n, 
     check_values(k, &v, &w, rows, n, o, o_ld, "values");
     for (int32_t at = rows * o_ld; at < MOST_ROWS * o_ld; at++)
         assert_true(o[at] == 0.25f);
+    check_stretches(k, &w, packed, keys, rows, o_ld, o);
     free(o);
     free(packed);
     free(w.packed);

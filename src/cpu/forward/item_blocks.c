@@ -54,52 +54,147 @@ static void note_live(cpu_worker *w, int32_t n_rows, const float *s)
         w->live[n] = s[n] != -INFINITY;
 }
 
-/* The part of a tile that a strip of rows needs: whole panels from the first live key on, no
- * key past the last. 0 when there is none. */
-static int narrow(const cpu_worker *w, int32_t r0, int32_t n_rows, item_tile *t)
+enum { MOST_STRETCHES = CPU_BLOCK_KEYS / JIT_GROUP };
+
+/* What a strip of rows sees of a tile: stretches of its keys, whose scores lie one after the
+ * other. Keys between them are dead. */
+typedef struct strip_keys {
+    cpu_stretch at[MOST_STRETCHES];
+    uint8_t is_full[MOST_STRETCHES];
+    int32_t n, total; /* stretches; keys of them all */
+} strip_keys;
+
+static void add_stretch(strip_keys *keys, int32_t from, int32_t past, int is_full)
 {
-    if (t->is_full)
-        return 1;
-    cpu_limits l = w->limits;
-    if (w->job->live.by == CPU_BY_LIMITS)
-        cpu_limit_rows(&l, r0, n_rows);
-    cpu_box box = item_box_of(w, r0, n_rows, t->j0, t->j0 + t->n);
-    const cpu_cover cover = cpu_narrow(&w->job->live, &l, JIT_GROUP, &box);
-    t->first = (int32_t)(box.j0 - t->j0);
-    t->j0 = box.j0;
-    t->n = (int32_t)(box.j1 - box.j0);
-    t->is_full = cover == CPU_FULL;
-    return cover != CPU_EMPTY;
+    keys->at[keys->n] = (cpu_stretch){from, past};
+    keys->is_full[keys->n++] = (uint8_t)is_full;
+    keys->total += past - from;
 }
 
-void item_run_strip(cpu_worker *w, item_tile t, int32_t r0, int32_t n_rows)
+/* Whether what follows scores can do without the keys between stretches. */
+static int can_part(const cpu_worker *w, const item_tile *t)
+{
+    return w->kernels->values_of && !t->is_nonfinite && !w->job->run->dropout.is_on;
+}
+
+/* Stretches of groups of which cells leave some; one around them all where it has to be. */
+static void find_stretches(const cpu_worker *w, const cpu_box *box, const item_tile *t,
+                           strip_keys *keys)
+{
+    _Static_assert(MOST_STRETCHES < 32, "a bit for each group, and one that is 0");
+    const cpu_groups groups = cpu_groups_of(&w->job->live, JIT_GROUP, box);
+    const int is_parted = can_part(w, t);
+    uint32_t left = groups.some;
+    while (left) {
+        const int first = __builtin_ctz(left);
+        const uint32_t from_first = left >> first;
+        const int n = is_parted ? __builtin_ctz(~from_first) : 32 - __builtin_clz(from_first);
+        const uint32_t these = ((UINT32_C(1) << n) - 1) << first;
+        const int32_t past = (first + n) * JIT_GROUP;
+        add_stretch(keys, first * JIT_GROUP, past < t->n ? past : t->n,
+                    (groups.every & these) == these);
+        left &= ~these;
+    }
+}
+
+/* The part of a tile that a strip of rows needs: whole panels from the first live key on, no
+ * key past the last. */
+static void find_keys_of_strip(const cpu_worker *w, int32_t r0, int32_t n_rows,
+                               const item_tile *t, strip_keys *keys)
+{
+    const cpu_live *live = &w->job->live;
+    cpu_box box = item_box_of(w, r0, n_rows, t->j0, t->j0 + t->n);
+    keys->n = keys->total = 0;
+    if (t->is_full) {
+        add_stretch(keys, 0, t->n, 1);
+        return;
+    }
+    if (live->by != CPU_BY_LIMITS && live->cells) {
+        find_stretches(w, &box, t, keys);
+        return;
+    }
+    cpu_limits l = w->limits;
+    if (live->by == CPU_BY_LIMITS)
+        cpu_limit_rows(&l, r0, n_rows);
+    const cpu_cover cover = cpu_narrow(live, &l, JIT_GROUP, &box);
+    if (cover != CPU_EMPTY)
+        add_stretch(keys, (int32_t)(box.j0 - t->j0), (int32_t)(box.j1 - t->j0),
+                    cover == CPU_FULL);
+}
+
+static item_tile part_of(const item_tile *t, const strip_keys *keys, int32_t i)
+{
+    item_tile part = *t;
+    part.first = keys->at[i].from;
+    part.j0 += part.first;
+    part.n = keys->at[i].past - part.first;
+    part.is_full = keys->is_full[i];
+    return part;
+}
+
+/* Scores of the strip's keys; the rows' maxima where known. */
+static const float *make_scores(cpu_worker *w, const item_tile *t, const strip_keys *keys,
+                                int32_t r0, int32_t n_rows)
 {
     const cpu_kernels *k = w->kernels;
-    const cpu_geometry *g = &w->job->g;
-    if (!narrow(w, r0, n_rows, &t))
-        return;
-    const int32_t n = (t.n + 15) / 16 * 16, D = (int32_t)w->job->run->q->shape[3];
+    const int32_t D = (int32_t)w->job->run->q->shape[3];
     const size_t element = (size_t)k->element;
     /* of these kernels: keys of careful ones may lie closer than g says */
     const size_t key_pitch = (size_t)((D + k->depth - 1) / k->depth * k->depth) * element;
     const char *q = (const char *)w->queries + (size_t)r0 * (size_t)w->queries_ld * element;
+    const float *most = NULL;
+    float *s = w->s;
+    for (int32_t i = 0; i < keys->n; i++) {
+        const item_tile part = part_of(t, keys, i);
+        k->scores(q, w->queries_ld, (const char *)t->k + (size_t)part.first * key_pitch, D,
+                  n_rows, item_columns_of(w, &part), item_scale_of(w, &part), s,
+                  CPU_BLOCK_KEYS);
+        most = item_change_scores(w, &part, r0, n_rows, s);
+        s += part.n;
+    }
+    return keys->n == 1 ? most : NULL;
+}
+
+/* O = alpha O + P V of the strip's keys. */
+static void add_values(cpu_worker *w, const item_tile *t, strip_keys *keys, int32_t r0,
+                       int32_t n_rows)
+{
+    const cpu_kernels *k = w->kernels;
+    const cpu_geometry *g = &w->job->g;
+    const int32_t panels = g->o_ld / k->panel, first = keys->at[0].from;
+    const int32_t more = k->element == 4 && !k->is_split ? 0 : -keys->total & 15;
     float *o = w->o + (int64_t)r0 * g->o_ld;
-    k->scores(q, w->queries_ld, (const char *)t.k + (size_t)t.first * key_pitch, D, n_rows,
-              item_columns_of(w, &t), item_scale_of(w, &t), w->s, CPU_BLOCK_KEYS);
-    const float *most = item_change_scores(w, &t, r0, n_rows, w->s);
-    if (t.is_nonfinite)
-        note_live(w, n_rows, w->s);
-    k->softmax(w->s, CPU_BLOCK_KEYS, n_rows, n, most, w->m + r0, w->l + r0, w->alpha);
-    item_drop(w, &t, r0, n_rows);
-    if (t.is_nonfinite) {
-        scale_rows(w, r0, n_rows);
-        careful_values(w, &t, r0, n_rows, 0);
+    if (keys->n > 1) {
+        keys->at[keys->n - 1].past += more;
+        k->values_of(w->s, CPU_BLOCK_KEYS, t->v, keys->at, keys->n, t->padded, n_rows, panels,
+                     w->alpha, o, g->o_ld);
         return;
     }
     const size_t columns = (size_t)(k->is_by_keys ? g->o_ld : k->panel);
-    const int32_t weights = element == 4 && !k->is_split ? t.n : n;
-    k->values(w->s, CPU_BLOCK_KEYS, (const char *)t.v + (size_t)t.first * columns * element,
-              weights, t.padded, n_rows, g->o_ld / k->panel, w->alpha, o, g->o_ld);
+    k->values(w->s, CPU_BLOCK_KEYS,
+              (const char *)t->v + (size_t)first * columns * (size_t)k->element,
+              keys->total + more, t->padded, n_rows, panels, w->alpha, o, g->o_ld);
+}
+
+void item_run_strip(cpu_worker *w, item_tile t, int32_t r0, int32_t n_rows)
+{
+    strip_keys keys;
+    find_keys_of_strip(w, r0, n_rows, &t, &keys);
+    if (!keys.n)
+        return;
+    const float *most = make_scores(w, &t, &keys, r0, n_rows);
+    if (t.is_nonfinite)
+        note_live(w, n_rows, w->s);
+    w->kernels->softmax(w->s, CPU_BLOCK_KEYS, n_rows, (keys.total + 15) / 16 * 16, most,
+                        w->m + r0, w->l + r0, w->alpha);
+    const item_tile whole = part_of(&t, &keys, 0); /* not of those with several */
+    item_drop(w, &whole, r0, n_rows);
+    if (t.is_nonfinite) {
+        scale_rows(w, r0, n_rows);
+        careful_values(w, &whole, r0, n_rows, 0);
+        return;
+    }
+    add_values(w, &t, &keys, r0, n_rows);
 }
 
 _Static_assert(KV_GROUP * KV_GROUPS >= CPU_BLOCK_KEYS, "places for all groups of a tile");

@@ -112,6 +112,7 @@ const cpu_kernels cpu_bf16_dot = {
     .scores = scores,
     .softmax = softmax,
     .values = values,
+    .values_of = values_of,
     .pack_rows = pack_rows,
     .pack_keys = pack_keys,
     .pack_values = pack_values,

@@ -79,6 +79,7 @@ const cpu_kernels LEVEL_NAME(cpu_f32) = {
     .scores = scores,
     .softmax = softmax,
     .values = values,
+    .values_of = values_of,
     .pack_rows = pack_rows,
     .pack_keys = pack_keys,
     .pack_values = pack_values,

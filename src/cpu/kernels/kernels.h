@@ -31,6 +31,14 @@ enum { CPU_BLOCK_ROWS = 96, CPU_BLOCK_KEYS = 256, CPU_MOST_ROWS = 512 };
 #define CPU_VALUES(name)                                                             \
     void name(const float *p, int32_t p_ld, const void *v, int32_t n, int32_t block, \
               int32_t rows, int32_t n_panels, const float *alpha, float *o, int32_t o_ld)
+/* CPU_VALUES of some keys of V, stretch by stretch; P has no gaps between these. */
+typedef struct cpu_stretch {
+    int32_t from, past; /* keys */
+} cpu_stretch;
+#define CPU_VALUES_OF(name)                                                              \
+    void name(const float *p, int32_t p_ld, const void *v, const cpu_stretch *stretches, \
+              int32_t n_stretches, int32_t block, int32_t rows, int32_t n_panels,        \
+              const float *alpha, float *o, int32_t o_ld)
 /* The first n rows of `from` into `to`, padded with 0 to `padded` rows.
  * rows: [padded][ld]; keys: [padded/panel][D][panel]; values: [E/panel][padded][panel].
  * Packed bf16 stores pairs along the second-to-last dimension.
@@ -93,6 +101,7 @@ typedef struct cpu_kernels {
     CPU_SCORES((*scores));
     CPU_SOFTMAX((*softmax));
     CPU_VALUES((*values));
+    CPU_VALUES_OF((*values_of)); /* NULL: values of all keys */
     CPU_PACK_ROWS((*pack_rows));
     CPU_PACK_KEYS((*pack_keys));
     CPU_PACK_VALUES((*pack_values));

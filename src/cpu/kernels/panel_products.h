@@ -94,13 +94,16 @@ static CPU_SCORES(scores)
 /* ---- values ---- */
 
 static ALWAYS_INLINE void value_panel(int rows, const packed *p, int32_t p_ld, const packed *v,
-                                      int32_t n, const float *alpha, float *o, int32_t o_ld)
+                                      const cpu_stretch *of, int32_t n, const float *alpha,
+                                      float *o, int32_t o_ld)
 {
     vf acc[MOST_STRIP][PANEL_VECTORS];
     for (int i = 0; i < rows; i++)
         for (int c = 0; c < PANEL_VECTORS; c++)
             acc[i][c] = vf_set(0);
-    multiply(rows, PANEL_VECTORS, p, p_ld, v, n / STEP, acc);
+    for (const cpu_stretch *past = of + n; of < past; p += of->past - of->from, of++)
+        multiply(rows, PANEL_VECTORS, p, p_ld, v + (int64_t)of->from * PANEL,
+                 (of->past - of->from) / STEP, acc);
     for (int i = 0; i < rows; i++)
         for (int c = 0; c < PANEL_VECTORS; c++)
             vf_store(
@@ -108,20 +111,22 @@ static ALWAYS_INLINE void value_panel(int rows, const packed *p, int32_t p_ld, c
                 vf_fma(vf_set(alpha[i]), vf_load(o + (int64_t)i * o_ld + c * VF), acc[i][c]));
 }
 
-#define VALUE_ROWS(N)                                                                         \
-    static NEVER_INLINE void value_##N(const packed *p, int32_t p_ld, const packed *v,        \
-                                       int32_t n, const float *alpha, float *o, int32_t o_ld) \
-    {                                                                                         \
-        value_panel(N, p, p_ld, v, n, alpha, o, o_ld);                                        \
+#define VALUE_ROWS(N)                                                                        \
+    static NEVER_INLINE void value_##N(const packed *p, int32_t p_ld, const packed *v,       \
+                                       const cpu_stretch *of, int32_t n, const float *alpha, \
+                                       float *o, int32_t o_ld)                               \
+    {                                                                                        \
+        value_panel(N, p, p_ld, v, of, n, alpha, o, o_ld);                                   \
     }
 EACH_COUNT(VALUE_ROWS)
 
-static void value_rows(int32_t rows, const packed *p, int32_t p_ld, const packed *v, int32_t n,
-                       const float *alpha, float *o, int32_t o_ld)
+static void value_rows(int32_t rows, const packed *p, int32_t p_ld, const packed *v,
+                       const cpu_stretch *of, int32_t n, const float *alpha, float *o,
+                       int32_t o_ld)
 {
-#define CASE(N)                                   \
-    case N:                                       \
-        value_##N(p, p_ld, v, n, alpha, o, o_ld); \
+#define CASE(N)                                       \
+    case N:                                           \
+        value_##N(p, p_ld, v, of, n, alpha, o, o_ld); \
         break;
     switch (rows) {
         EACH_COUNT(CASE)
@@ -131,7 +136,7 @@ static void value_rows(int32_t rows, const packed *p, int32_t p_ld, const packed
 #undef CASE
 }
 
-static CPU_VALUES(values)
+static CPU_VALUES_OF(values_of)
 {
     const packed *weights = (const packed *)(const void *)p, *all = v;
     const int32_t ld = p_ld * (int32_t)(sizeof(float) / sizeof(packed));
@@ -140,8 +145,15 @@ static CPU_VALUES(values)
         float *to = o + c * PANEL;
         for (int32_t i = 0; i < rows; i += STRIP_ROWS)
             value_rows(rows - i < STRIP_ROWS ? rows - i : STRIP_ROWS, weights + (int64_t)i * ld,
-                       ld, panel, n, alpha + i, to + (int64_t)i * o_ld, o_ld);
+                       ld, panel, stretches, n_stretches, alpha + i, to + (int64_t)i * o_ld,
+                       o_ld);
     }
+}
+
+static CPU_VALUES(values)
+{
+    const cpu_stretch all = {0, n};
+    values_of(p, p_ld, v, &all, 1, block, rows, n_panels, alpha, o, o_ld);
 }
 
 #endif

@@ -7,6 +7,7 @@
  * row by row in runs whose positions are too far off for the limits. */
 #include "cpu/schedule/schedule.h"
 
+#include <assert.h>
 #include <string.h>
 
 static void block_sizes(const saccade_block_mask *mask, int32_t *rows, int32_t *keys)
@@ -145,6 +146,46 @@ cpu_cover cpu_narrow(const cpu_live *live, const cpu_limits *limits, int32_t gro
         box->j1 = past;
     return by_limits ? cpu_cover_of_limits(limits, box->j0, box->j1)
                      : cover_by_runs(live, live->cells, box);
+}
+
+/* A bit for each of groups [from, past). */
+static uint32_t bits_of(int64_t from, int64_t past)
+{
+    return from < past ? (UINT32_MAX >> (32 - (past - from))) << from : 0;
+}
+
+static cpu_groups groups_of_row(const mask_runs *r, int64_t row, int32_t group,
+                                const cpu_box *box)
+{
+    const int64_t j0 = box->j0, j1 = box->j1, n_groups = (j1 - j0 + group - 1) / group;
+    cpu_groups groups = {0, 0};
+    for (int64_t n = first_past(r, row, j0); n < r->row_begin[row + 1]; n++) {
+        const int64_t first = (int64_t)r->runs[n].first * r->block_kv;
+        const int64_t past = first + (int64_t)r->runs[n].count * r->block_kv;
+        if (first >= j1)
+            break;
+        const int64_t from = first > j0 ? first - j0 : 0;
+        const int64_t to = past < j1 ? past - j0 : n_groups * group;
+        groups.some |= bits_of(from / group, (to + group - 1) / group);
+        if (r->runs[n].full)
+            groups.every |= bits_of((from + group - 1) / group, to / group);
+    }
+    return groups;
+}
+
+cpu_groups cpu_groups_of(const cpu_live *live, int32_t group, const cpu_box *box)
+{
+    const mask_runs *r = live->cells;
+    cpu_groups groups = {0, UINT32_MAX};
+    assert(box->j1 - box->j0 <= 32 * (int64_t)group);
+    for (int64_t h = box->h0; h < (r->H == 1 ? box->h0 + 1 : box->h1); h++)
+        for (int64_t i = box->i0 / r->block_q * r->block_q; i < box->i1; i += r->block_q) {
+            const int64_t row = plan_block_row(live->run, r, box->b, h, i / r->block_q);
+            const cpu_groups one = groups_of_row(r, row, group, box);
+            groups.some |= one.some;
+            groups.every &= one.every;
+        }
+    return groups;
 }
 
 /* ---- proof ---- */

@@ -71,6 +71,12 @@ cpu_cover cpu_cover_of(const cpu_live *live, const cpu_limits *limits, const cpu
  * limits: as above, with any_ and all_ of these rows. */
 cpu_cover cpu_narrow(const cpu_live *live, const cpu_limits *limits, int32_t group,
                      cpu_box *box);
+/* Groups of a box's keys, at most 32 of `group` from j0 on, a bit each: those of which cells
+ * leave some to its rows, and those that every row sees whole. There are cells. */
+typedef struct cpu_groups {
+    uint32_t some, every;
+} cpu_groups;
+cpu_groups cpu_groups_of(const cpu_live *live, int32_t group, const cpu_box *box);
 /* out[0..n) for row i0 of head h0 in a PARTIAL tile, n <= EVAL_STRIP; state is set to it. */
 void cpu_row_live(const cpu_live *live, eval_state *state, const cpu_box *row, uint8_t *out);
 /* The keys [*from, *to) that the limits of a box's first and last row span; all without limits.
