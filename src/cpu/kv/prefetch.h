@@ -26,6 +26,16 @@ typedef struct cpu_prefetch {
 /* Which cache to prefetch into on this machine. */
 int cpu_prefetches_near(void);
 
+/* Rows that lie a multiple of SHARING bytes apart share a few sets of the first-level cache,
+ * which has no room for them until they are used. What is converted as it is multiplied takes
+ * longer from the second (lab 143). */
+static inline int prefetches_near(const cpu_rows *rows, int is_dense)
+{
+    enum { SHARING = 2048 };
+    const int is_converted = rows->dtype != SACCADE_F32 && rows->dtype != SACCADE_BF16;
+    return cpu_prefetches_near() && (is_dense || is_converted || rows->stride % SHARING != 0);
+}
+
 /* Parts of n rows each, which begin where `at` says. Rows without gaps count as one. */
 static inline cpu_prefetch prefetch_parts(const cpu_rows *rows, const char *const *at,
                                           int parts, int32_t n)
@@ -36,7 +46,7 @@ static inline cpu_prefetch prefetch_parts(const cpu_rows *rows, const char *cons
     cpu_prefetch next = {.stride = rows->stride,
                          .lines = (int32_t)((bytes + LINE_BYTES - 1) / LINE_BYTES),
                          .rows = is_dense ? 1 : n,
-                         .is_near = cpu_prefetches_near()};
+                         .is_near = prefetches_near(rows, is_dense)};
     next.each = next.rows;
     for (int t = 0; t < parts; t++)
         next.at[t] = at[t];
