@@ -426,14 +426,20 @@ static int compare(device_case *d, const device_output *o, const char *name, con
 /* Tensor cores add 16 products to a sum in one step: every term is cut to a quarter ulp of the
  * largest one, the total to an ulp, always towards 0 (docs/lab/015). A step takes up to 3/4
  * ulp from the sum by the latter; the former's signs vary. Plain sums round. With one huge
- * product among small ones (CASE_LOW) all steps err the same way, an ulp each in lse. */
+ * product among small ones (CASE_LOW), or products of one sign (CASE_ASCENDING), all steps err
+ * the same way, an ulp each in lse. */
 static double truncation(const case_run *r)
 {
-    const int is_huge = r->c.data == CASE_LOW || r->c.data == CASE_CLIFF;
-    const double D = (double)r->sizes.D, steps = ceil(D / 16);
-    const double sum = 61 * 61.5 * sqrt(D), ulp = ldexp(1, ilogb(sum) - 23);
+    const double D = (double)r->sizes.D, KV = (double)r->sizes.KV, steps = ceil(D / 16);
     const double scale = r->c.scale == 0 ? 1 / sqrt(D) : fabs((double)r->c.scale);
-    return is_huge && r->dtype != SACCADE_F32 ? steps * ulp * scale : 0;
+    double sum = 0;
+    if (r->c.data == CASE_LOW || r->c.data == CASE_CLIFF)
+        sum = 61 * 61.5 * sqrt(D);
+    else if (r->c.data == CASE_ASCENDING)
+        sum = D * (KV < 512 ? KV : 512) / 128;
+    if (sum == 0 || r->dtype == SACCADE_F32)
+        return 0;
+    return steps * ldexp(1, ilogb(sum) - 23) * scale;
 }
 
 int device_case_check(device_case *d)
