@@ -97,12 +97,12 @@ DEVICE void add_keys(careful_row &r, const cu_fwd &p, const tile &t, int row, in
     r.m = m;
 }
 
-/* keys from .. to - 1 */
+/* keys from .. to - 1; once the sum is NaN, so is all that the row has */
 DEVICE void redo_keys(careful_row &r, const cu_fwd &p, const mod_args &mod, const tile &t,
                       int m, int from, int to, int is_partial)
 {
     int lane = threadIdx.x & 31;
-    for (int first = from; first < to; first += LANES) {
+    for (int first = from; first < to && r.l == r.l; first += LANES) {
         int j = first + lane;
         add_keys(r, p, t, m, first, j < to ? score_at(p, mod, t, m, j, is_partial) : NEG_INF);
     }

@@ -138,8 +138,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #if !CFG_CODES || CFG_CODE_BOXES || CFG_SPAN_ROWS > 16
     if ((threadIdx.x & 31) == 0 && is_loader() == HAS_LOADERS && loads_keys()
         && stream_of_warp() < STREAMS) {
+#if !CFG_CODES || CFG_CODE_BOXES
         map_prefetch(&mk);
         map_prefetch(&mv);
+#endif
         for (int i = 0; i < CFG_STAGES; i++) {
             barrier_init(w.full + i * 8, stage_arrivals(p));
 #if CFG_SPAN_ROWS > 16

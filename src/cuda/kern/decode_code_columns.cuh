@@ -63,6 +63,8 @@ DEVICE void add_values(float (&o)[O_COUNT], const pair_memory &m, const float (&
     for (int e = 0; e < PIECES; e++) {
         u32 w[4];
         int d = (first + e) * 128 / CODE_BITS + lane / 4 * PAIRS;
+        if (CFG_E > CFG_E_REAL) /* columns that pad V have no scales */
+            d = min(d, CFG_E_REAL - PAIRS);
         if (e % 2 == 0)
             __syncwarp();
         load_matrices_transposed(w, piece_of(stage + V_AT, V_STEP, lane, first + e));

@@ -36,7 +36,7 @@ DEVICE u32 piece_of(u32 at, int step, int row, int piece)
 #define Q_STEPS (CFG_Q_SHARED ? 6 : CFG_D / 16) /* of Q under way at once */
 /* P and V as f16, where scales of V allow it: not where a row's bits may not follow from the
  * scales of keys that it does not see. */
-#define HALF_VALUES (SCALED_WEIGHTS && (CFG_E <= 128 || PARTS > 1) && !CFG_INVARIANT)
+#define HALF_VALUES (SCALED_WEIGHTS && CFG_E <= 128 && !CFG_INVARIANT)
 
 /* What a stage keeps of a key's scale: the scale, or with channels where it has its first. */
 #if CFG_K_CHANNELS
