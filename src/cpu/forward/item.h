@@ -103,6 +103,7 @@ typedef struct item_tile {
     const void *k, *v; /* packed, from j0's block on */
     int32_t padded;    /* keys that packing it has filled */
     int32_t first;     /* of the packed block's keys, those before the tile's */
+    int32_t block;     /* keys from the block's start on, whose columns are made once; 0: own */
 } item_tile;
 
 static inline int64_t item_head_of(const cpu_worker *w, int32_t r)

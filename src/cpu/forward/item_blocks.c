@@ -62,6 +62,7 @@ typedef struct strip_keys {
     cpu_stretch at[MOST_STRETCHES];
     uint8_t is_full[MOST_STRETCHES];
     int32_t n, total; /* stretches; keys of them all */
+    int32_t block;    /* as tiles of stretches have it */
 } strip_keys;
 
 static void add_stretch(strip_keys *keys, int32_t from, int32_t past, int is_full)
@@ -85,6 +86,7 @@ static void find_stretches(const cpu_worker *w, const cpu_box *box, const item_t
     const cpu_groups groups = cpu_groups_of(&w->job->live, JIT_GROUP, box);
     const int is_parted = can_part(w, t);
     uint32_t left = groups.some;
+    keys->block = t->n;
     while (left) {
         const int first = __builtin_ctz(left);
         const uint32_t from_first = left >> first;
@@ -104,7 +106,7 @@ static void find_keys_of_strip(const cpu_worker *w, int32_t r0, int32_t n_rows,
 {
     const cpu_live *live = &w->job->live;
     cpu_box box = item_box_of(w, r0, n_rows, t->j0, t->j0 + t->n);
-    keys->n = keys->total = 0;
+    keys->n = keys->total = keys->block = 0;
     if (t->is_full) {
         add_stretch(keys, 0, t->n, 1);
         return;
@@ -129,6 +131,7 @@ static item_tile part_of(const item_tile *t, const strip_keys *keys, int32_t i)
     part.j0 += part.first;
     part.n = keys->at[i].past - part.first;
     part.is_full = keys->is_full[i];
+    part.block = keys->block;
     return part;
 }
 

@@ -45,16 +45,18 @@ static void run_compiled(cpu_worker *w, const item_tile *t, int32_t r0, int32_t 
                          int is_masked, float *s)
 {
     const int32_t each = (int32_t)(w->item.box.i1 - w->item.box.i0);
+    const int32_t col0 = t->block ? t->first : 0, n = t->block ? t->block : t->n;
+    const int64_t j0 = t->j0 - col0;
     item_code *code = &w->code;
     for (int32_t r = r0, end; r < r0 + n_rows; r = end) {
         end = (r / each + 1) * each < r0 + n_rows ? (r / each + 1) * each : r0 + n_rows;
         item_open_compiled(w, r);
-        if (code->j0 != t->j0 || code->n < t->n)
-            jit_cols(code->state, (int32_t)t->j0 + w->at.kv_offset, t->n);
-        code->j0 = t->j0;
-        code->n = t->n;
+        if (code->j0 != j0 || code->n < n)
+            jit_cols(code->state, (int32_t)j0 + w->at.kv_offset, n);
+        code->j0 = j0;
+        code->n = n;
         jit_tile(code->state, s + (int64_t)(r - r0) * CPU_BLOCK_KEYS, CPU_BLOCK_KEYS, r % each,
-                 end - r, 0, t->n, is_masked, w->most + (r - r0));
+                 end - r, col0, t->n, is_masked, w->most + (r - r0));
     }
 }
 
