@@ -68,18 +68,7 @@ DEVICE void add_values(float (&o)[O_COUNT], const pair_memory &m, const float (&
         if (e % 2 == 0)
             __syncwarp();
         load_matrices_transposed(w, piece_of(stage + V_AT, V_STEP, lane, first + e));
-#pragma unroll
-        for (int kk = 0; kk < 2; kk++) {
-            u32 h[2][PAIRS];
-            widen_values<IN_HALVES>(w[2 * kk], p, scales, 2 * kk, d, h[0]);
-            widen_values<IN_HALVES>(w[2 * kk + 1], p, scales, 2 * kk + 1, d, h[1]);
-#pragma unroll
-            for (int j = 0; j < PAIRS; j++)
-                if (IN_HALVES)
-                    mma_halves(o + (PAIRS * e + j) * 4, a[kk], h[0][j], h[1][j]);
-                else
-                    mma16(o + (PAIRS * e + j) * 4, a[kk], h[0][j], h[1][j]);
-        }
+        add_piece<IN_HALVES>(o + e * PAIRS * 4, a, w, p, scales, d);
     }
 }
 

@@ -404,6 +404,26 @@ DEVICE int scale_weights(float (&s)[S_COUNT], float (&o)[O_COUNT], int &unit, u3
     return is_narrow;
 }
 
+/* o += S V for the columns of a piece of 16 bytes of each key, in f16 or in Q's dtype. w: the
+ * piece's codes as a load of matrices leaves them; d: the lane's first column. */
+template <int IN_HALVES>
+DEVICE void add_piece(float *o, const u32 (&a)[KEYS / 16][4], const u32 (&w)[4],
+                      const cu_fwd &p, u32 scales, int d)
+{
+#pragma unroll
+    for (int kk = 0; kk < KEYS / 16; kk++) {
+        u32 h[2][PAIRS];
+        widen_values<IN_HALVES>(w[2 * kk], p, scales, 2 * kk, d, h[0]);
+        widen_values<IN_HALVES>(w[2 * kk + 1], p, scales, 2 * kk + 1, d, h[1]);
+#pragma unroll
+        for (int j = 0; j < PAIRS; j++)
+            if (IN_HALVES)
+                mma_halves(o + j * 4, a[kk], h[0][j], h[1][j]);
+            else
+                mma16(o + j * 4, a[kk], h[0][j], h[1][j]);
+    }
+}
+
 #if CFG_COLUMN_PARTS == 1
 /* o += S V, in f16 or in Q's dtype. */
 template <int IN_HALVES>
@@ -420,19 +440,8 @@ DEVICE void add_values(float (&o)[O_COUNT], const float (&s)[S_COUNT], const cu_
     for (int e = 0; e < V_ROW / 16; e++) {
         u32 w[4];
         load_matrices_transposed(w, piece_of(stage + V_AT, V_STEP, lane, e));
-#pragma unroll
-        for (int kk = 0; kk < KEYS / 16; kk++) {
-            u32 h[2][PAIRS];
-            int d = e * 128 / CODE_BITS + lane / 4 * PAIRS;
-            widen_values<IN_HALVES>(w[2 * kk], p, scales, 2 * kk, d, h[0]);
-            widen_values<IN_HALVES>(w[2 * kk + 1], p, scales, 2 * kk + 1, d, h[1]);
-#pragma unroll
-            for (int j = 0; j < PAIRS; j++)
-                if (IN_HALVES)
-                    mma_halves(o + (PAIRS * e + j) * 4, a[kk], h[0][j], h[1][j]);
-                else
-                    mma16(o + (PAIRS * e + j) * 4, a[kk], h[0][j], h[1][j]);
-        }
+        add_piece<IN_HALVES>(o + e * PAIRS * 4, a, w, p, scales,
+                             e * 128 / CODE_BITS + lane / 4 * PAIRS);
     }
 }
 
