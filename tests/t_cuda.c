@@ -660,8 +660,9 @@ static void check_registers(const saccade_plan *plan)
         strbuf_init(&headers.config, 0);
         strbuf_init(&headers.products, 0);
         cu_write_forward(s, &plan->problem, &cu_program_kinds[n], &l->form, &headers);
-        const int wanted = constant_of(&headers, "CFG_REGS_PRODUCER ")
-                           + groups * constant_of(&headers, "CFG_REGS_CONSUMER ");
+        const int scores = constant_of(&headers, "CFG_REGS_SCORES ");
+        const int wanted = constant_of(&headers, "CFG_REGS_PRODUCER ") + scores
+                           + (groups - !!scores) * constant_of(&headers, "CFG_REGS_CONSUMER ");
         if (wanted > (groups + 1) * l->image.report.registers)
             fail_msg("%s, d%d, page %d: %d of %d", cu_program_kinds[n].name,
                      (int)plan->problem.sizes.D, (int)plan->problem.page, wanted,
@@ -703,15 +704,20 @@ static void programs_of_large_heads(void **state)
         int D, Dv, page;
         const char *mask;
         saccade_dtype dtype, kv_dtype;
-        int tokens, channels;
-    } rows[] = {{576, 512, 0, NULL, SACCADE_BF16, SACCADE_NONE, 0, 0},
-                {576, 512, 64, "causal()", SACCADE_F16, SACCADE_NONE, 0, 0},
-                {64, 304, 0, "causal()", SACCADE_BF16, SACCADE_NONE, 0, 0},
-                {576, 512, 0, NULL, SACCADE_BF16, SACCADE_E4M3, 1, 0},
-                {576, 512, 1, "causal()", SACCADE_BF16, SACCADE_I8, 1, 0},
-                {576, 512, 0, NULL, SACCADE_F16, SACCADE_E5M2, 0, 0},
-                {576, 288, 0, NULL, SACCADE_BF16, SACCADE_I4, 1, 0},
-                {272, 512, 0, NULL, SACCADE_BF16, SACCADE_E4M3, 1, 128}};
+        int tokens, channels, is_latent;
+    } rows[] = {{576, 512, 0, NULL, SACCADE_BF16, SACCADE_NONE, 0, 0, 1},
+                {576, 512, 64, "causal()", SACCADE_F16, SACCADE_NONE, 0, 0, 1},
+                {576, 512, 16, "document(doc)", SACCADE_BF16, SACCADE_NONE, 0, 0, 1},
+                {320, 256, 0, "sliding_window(W)", SACCADE_BF16, SACCADE_NONE, 0, 0, 1},
+                {448, 384, 0, NULL, SACCADE_F16, SACCADE_NONE, 0, 0, 1},
+                {512, 512, 0, NULL, SACCADE_BF16, SACCADE_NONE, 0, 0, 1},
+                {576, 288, 0, NULL, SACCADE_BF16, SACCADE_NONE, 0, 0, 0},
+                {64, 304, 0, "causal()", SACCADE_BF16, SACCADE_NONE, 0, 0, 0},
+                {576, 512, 0, NULL, SACCADE_BF16, SACCADE_E4M3, 1, 0, 0},
+                {576, 512, 1, "causal()", SACCADE_BF16, SACCADE_I8, 1, 0, 0},
+                {576, 512, 0, NULL, SACCADE_F16, SACCADE_E5M2, 0, 0, 0},
+                {576, 288, 0, NULL, SACCADE_BF16, SACCADE_I4, 1, 0, 0},
+                {272, 512, 0, NULL, SACCADE_BF16, SACCADE_E4M3, 1, 128, 0}};
     (void)state;
     skip_without_nvrtc();
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
@@ -728,7 +734,8 @@ static void programs_of_large_heads(void **state)
             fail_msg("%s: %s", err.where, err.message);
         const cu_state *s = plan->state;
         for (int n = 0; n < CU_PROGRAMS; n++)
-            assert_int_equal(s->programs[n].image.code != NULL, n == CU_DECODE_WIDE);
+            assert_int_equal(s->programs[n].image.code != NULL,
+                             n == CU_DECODE_WIDE || (n == CU_LATENT && rows[i].is_latent));
         if (!rows[i].page)
             expect_no_spills(s, &p);
         check_registers(plan);

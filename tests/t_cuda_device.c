@@ -302,6 +302,36 @@ static void wide_spans(void **state)
     assert_int_equal(n_bad, 0);
 }
 
+/* Heads wider than 256 whose values are the first columns of their keys. */
+static void latent_heads(void **state)
+{
+    static const forward_case cases[] = {
+        {.problem = "b2 h16/1 q3 kv500 d576 dv512 bf16"},
+        {.problem = "b3 h128/1 q1 kv1000 d576 dv512 f16", .kv_len = 987},
+        {.problem = "b1 h5/1 q40 kv700 d320 dv256 f16", .mask = "causal()", .q_offset = 600},
+        {.problem = "b2 h6/3 q9 kv200 d384 dv128 bf16", .mask = "document(doc)"},
+        {.problem = "b2 h40/2 q1 kv1500 d512 bf16", .score = "alibi()", .kv_len = 1400},
+        {.problem = "b1 h4/2 q200 kv90 d264 dv256 bf16", .mask = "sliding_window(W)"},
+        {.problem = "b70 h8/2 q3 kv300 d448 dv384 bf16", .kv_len = -101},
+        {.problem = "b1 h64/1 q2 kv9000 d576 dv512 bf16", .score = "softcap(20)"},
+        {.problem = "b2 h8/1 q11 kv500 d576 dv512 bf16", .mask = "kv % 3 != q"},
+        {.problem = "b1 h4/1 q16 kv9000 d512 f16", .mask = "kv / 90 % (h + 1) == 0"},
+        {.problem = "b150 h12/4 q1 kv150 d512 bf16", .mask = "kv < 4 * b", .kv_len = 140},
+        {.problem = "b30 h12/4 q6 kv0 d512 bf16"}};
+    int n_bad = 0;
+    (void)state;
+    if (!has_device())
+        skip();
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        for (int data = 0; data < CASE_DATA; data++) {
+            forward_case c = cases[i];
+            c.data = (case_data)data;
+            c.layout = CASE_LATENT;
+            n_bad += !device_case_holds(&c, &native);
+        }
+    assert_int_equal(n_bad, 0);
+}
+
 /* Scores so large that rounding them in log2 units is powers of two, and so low, as biases that
  * stand for masks are, that they would be infinite there: rows of nothing else are means of V.
  */
@@ -857,6 +887,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(pairs),
         cmocka_unit_test(keys_that_stay),
         cmocka_unit_test(wide_spans),
+        cmocka_unit_test(latent_heads),
         cmocka_unit_test(placements),
         cmocka_unit_test(operations),
         cmocka_unit_test(graphs),

@@ -145,6 +145,11 @@ static void make_keys(serving_case *c)
         make_pair(c, c->dtype, k, &c->wide_k, &c->k);
         make_pair(c, c->dtype, v, &c->wide_v, &c->v);
     }
+    if (s->D > 256 && !c->kv_dtype && draw(4)) { /* values are columns of their keys */
+        c->v = c->k;
+        c->wide_v = c->wide_k;
+        c->v.shape[3] = c->wide_v.shape[3] = s->Dv;
+    }
     if (c->has_ragged_kv) {
         as_rows(&c->k);
         as_rows(&c->v);
@@ -239,6 +244,7 @@ static void drop(serving_case *c)
 typedef struct there {
     int is_on;
     saccade_tensor t[16];
+    const void *from[16]; /* where it lies on the host; NULL: what another owns */
     int n;
 } there;
 
@@ -250,16 +256,24 @@ static size_t extent(const saccade_tensor *t)
     return (size_t)quant_bytes(t->dtype, last + 2) + 1;
 }
 
+/* What tensors share in memory they share there. */
 static const saccade_tensor *placed(there *x, const saccade_tensor *t)
 {
     saccade_error err;
     if (!t->data)
         return NULL;
-    saccade_tensor *copy = &x->t[x->n++];
+    saccade_tensor *copy = &x->t[x->n];
+    x->from[x->n++] = t->data;
     *copy = *t;
     if (!x->is_on)
         return copy;
     copy->device = (saccade_device){SACCADE_CUDA, 0};
+    for (int i = 0; i < x->n - 1; i++)
+        if (x->from[i] == t->data) {
+            copy->data = x->t[i].data;
+            x->from[x->n - 1] = NULL;
+            return copy;
+        }
     if (saccade_device_alloc(0, extent(t), &copy->data, &err)
         || saccade_device_copy(0, copy->data, t->data, extent(t), &err))
         fail_msg("%s", err.message);
@@ -355,7 +369,8 @@ static void attend(const serving_case *c, const char *backend, saccade_dtype dty
     if (status != SACCADE_OK)
         fail_msg("%s: %s %s", backend, err.where, err.message);
     for (int i = 0; i < x.n && x.is_on; i++)
-        saccade_device_free(0, x.t[i].data);
+        if (x.from[i])
+            saccade_device_free(0, x.t[i].data);
     if (x.is_on)
         saccade_device_free(0, a.workspace);
     else

@@ -100,6 +100,19 @@ static int decode_wide_form(const cu_state *s, const plan_problem *p, int rung, 
                                     &out->tile);
 }
 
+/* Keys whose first columns are their values. */
+static int latent_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
+{
+    const int D = (int)p->sizes.D, E = (int)p->sizes.Dv;
+    *out = (cu_form){.family = CU_SM90, .span_rows = CU_WIDE_ROWS, .column_parts = 3};
+    if (!s->has_large_heads || strcmp(s->arch, "sm_90a") || cu_codes(p) || D % 8 || p->weight
+        || p->is_invariant)
+        return 0;
+    out->latent_panels =
+        cu_latent_choice(cu_padded(D), E, s->facts.column_words, rung, &out->tile);
+    return out->latent_panels > 0;
+}
+
 static int decode_half_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
 {
     return cu_codes(p) && decode_form(s, p, rung, out) && !p->is_invariant && !p->is_ragged
@@ -197,6 +210,17 @@ const cu_program_kind cu_program_kinds[CU_PROGRAMS] = {
                         .has_one_span = 1,
                         .wants_alignment = 1,
                         .shared = shared_most},
+    [CU_LATENT] = {.name = "latent decode",
+                   .operation = CU_OP_DECODE,
+                   .kernel = {"latent"},
+                   .other = "decode_end",
+                   .choose = latent_form,
+                   .write = cu_write_forward,
+                   .is_optional = 1,
+                   .has_maxima = 1,
+                   .is_packed = 1,
+                   .wants_alignment = 1,
+                   .shared = shared_most},
     [CU_DECODE_WIDE] = {.name = "decode, wide spans",
                         .operation = CU_OP_DECODE,
                         .kernel = {"decode"},

@@ -204,9 +204,14 @@ static int make_outputs(device_case *d)
 static int move_all(device_case *d)
 {
     saccade_forward_args *a = &d->args;
-    if (!move_input(d, &d->r->q, &d->q) || !move_input(d, &d->r->k, &d->k)
-        || !move_input(d, &d->r->v, &d->v) || !make_outputs(d))
+    if (!move_input(d, &d->r->q, &d->q) || !move_input(d, &d->r->k, &d->k) || !make_outputs(d))
         return 0;
+    if (d->r->c.layout == CASE_LATENT) {
+        d->v = d->k;
+        d->v.shape[3] = d->r->v.t.shape[3];
+    } else if (!move_input(d, &d->r->v, &d->v)) {
+        return 0;
+    }
     for (int n = 0; n < 3; n++) {
         d->position[n] = d->r->position[n];
         if (!move_dense(d, &d->position[n]))

@@ -222,9 +222,14 @@ static void make_data(case_run *r)
     uint64_t seed = r->c.seed;
     r->q = tensor_make(r->dtype, 4, q, r->c.layout, 0);
     r->k = tensor_make(kv, 4, k, r->c.layout, 1);
-    r->v = tensor_make(kv, 4, v, r->c.layout, 1);
     fill(r, &r->q, 0, s->D, &seed);
     fill(r, &r->k, 1, s->D, &seed);
+    if (r->c.layout == CASE_LATENT) {
+        r->v = (case_tensor){.t = r->k.t};
+        r->v.t.shape[3] = s->Dv;
+        return;
+    }
+    r->v = tensor_make(kv, 4, v, r->c.layout, 1);
     fill(r, &r->v, 0, s->Dv, &seed);
 }
 

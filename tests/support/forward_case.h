@@ -6,7 +6,14 @@
 
 #include "plan/plan.h"
 
-typedef enum case_layout { CASE_BHND, CASE_BNHD, CASE_PADDED, CASE_BROADCAST } case_layout;
+/* CASE_LATENT: values are the first columns of their keys. */
+typedef enum case_layout {
+    CASE_BHND,
+    CASE_BNHD,
+    CASE_PADDED,
+    CASE_BROADCAST,
+    CASE_LATENT
+} case_layout;
 typedef enum case_data {
     CASE_NORMAL,
     CASE_WIDE,      /* scores of 16 nats and more */

@@ -22,6 +22,7 @@
 #include "decode_span.cuh"
 #include "decode_warp.cuh"
 #include "decode_join.cuh"
+#include "decode_end.cuh"
 
 DEVICE void begin_fragment(fragment &f, const cu_fwd &p, const mod_args &mod, const span &s)
 {
@@ -31,7 +32,7 @@ DEVICE void begin_fragment(fragment &f, const cu_fwd &p, const mod_args &mod, co
 #endif
     place_packed(f.at, p, mod, s);
 #if MOD_MASK == MASK_INTERVAL || MOD_SURE
-    place_interval(f, p, mod);
+    f.sure = sure_keys_of(f.at, p, mod);
 #endif
 #pragma unroll
     for (int i = 0; i < O_COUNT; i++)
@@ -190,41 +191,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     run_pieces(w, f, sh, p, mod, l, c, end, columns + warp * KEYS, &mk, &mv);
 #else
     run_share(w, f, sh, p, mod, l, c, end, columns + warp * KEYS, &mk, &mv);
-#endif
-}
-
-/* One CTA for each cut between shares (x) and row of a span, or some of its rows (y): joins
- * what was cut, then does rows again that are not finite. With fixed pieces x is the span. */
-extern "C" __global__ void __launch_bounds__(128, CFG_E > 256 ? 2 : 4)
-    decode_end(const __grid_constant__ cu_fwd p, const __grid_constant__ mod_args mod)
-{
-#if CFG_INVARIANT == 2
-    grid_wait_before();
-    int at = number_behind(blockIdx.x);
-    span s = span_place(p, at);
-    span_count(p, mod, s);
-    int slot = at * (p.decode.span_blocks / PIECE), r = blockIdx.y;
-    if (r < span_rows(p, s)
-        && join_row<JOIN_WARPS>(p, s, slot, s.first / PIECE, (s.first + s.n - 1) / PIECE + 1,
-                                r))
-        redo_at(p, mod, s, r);
-#else
-    int cta = blockIdx.x + 1, n = p.n_split;
-    line l = line_of(p);
-    joint j = {0, 0, 0};
-    if (l.each)
-        j = joint_at(l, share_out(n, l.each * l.spans), cta);
-    grid_wait_before();
-    if (!l.each && cta < n) {
-        const int *x = p.done + 4 * cta;
-        j.index = load_new(x);
-        j.first = load_new(x + 1);
-        j.count = load_new(x + 2);
-    }
-    j.index = number_behind(j.index);
-    span s = span_place(p, j.index);
-    if (j.count)
-        join_rows(p, mod, s, piece_slot(j.first, 0), j.count);
-    redo_flagged(p, mod);
 #endif
 }

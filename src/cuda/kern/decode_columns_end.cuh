@@ -2,11 +2,6 @@
  * of the sums: results leave from registers. */
 #pragma once
 
-struct column_sums {
-    float3 x; /* (m, l, peak) of a row over both warps */
-    int is_bad;
-};
-
 DEVICE void put_sums(const reduce_memory &sh, const fragment &f, int row)
 {
     float bad[2] = {0.f, 0.f};
@@ -22,11 +17,11 @@ DEVICE void put_sums(const reduce_memory &sh, const fragment &f, int row)
     }
 }
 
-DEVICE column_sums get_sums(const reduce_memory &sh, int row)
+DEVICE row_sums get_sums(const reduce_memory &sh, int row)
 {
     float4 a = *(const float4 *)(sh.ml + row * 4);
     float4 b = *(const float4 *)(sh.ml + (ROWS + row) * 4);
-    column_sums s = {make_float3(a.x, a.y + b.y, fmaxf(a.z, b.z)), 0};
+    row_sums s = {make_float3(a.x, a.y + b.y, fmaxf(a.z, b.z)), 0};
     s.is_bad = a.w != 0.f || b.w != 0.f || row_is_lost(s.x.x, s.x.y);
     return s;
 }
@@ -75,26 +70,13 @@ DEVICE void put_columns(const fragment &f, const cu_fwd &p, const span &s, int r
 }
 #endif
 
-/* What a row has for all of its columns, by one thread. */
-DEVICE void put_row(const cu_fwd &p, const span &s, int row, int slot, int is_whole,
-                    const column_sums &y)
-{
-    if (is_whole)
-        finish_row(p, s, row, y.x);
-    else
-        *(float4 *)(p.part_ml + ((long long)slot * ROWS + row) * 4) =
-            make_float4(y.x.x, y.x.y, y.x.z, 0.f);
-    if (!p.decode.cluster)
-        p.flags[flag_of(p, s, row)] = y.is_bad && is_whole;
-}
-
 template <int R>
 DEVICE void write_one(const reduce_memory &sh, const fragment &f, const cu_fwd &p,
                       const span &s, int slot, int is_whole, int &lost)
 {
     int lane = threadIdx.x & 31, row = warp_row() + lane / 4 + 8 * R;
     int is_first = column_part() == 0 && (lane & 3) == 0, is_there = row < span_rows(p, s);
-    column_sums y = get_sums(sh, row);
+    row_sums y = get_sums(sh, row);
     if (is_there) {
         put_columns<R>(f, p, s, row, slot, is_whole,
                        is_whole ? row_inverse(p, s, row, y.x) : 1.f);

@@ -6,7 +6,7 @@ enum {
     WARPS = CFG_WGS,
     KEYS = CFG_TN,
     ROWS = CFG_SPAN_ROWS,
-    PARTS = CFG_COLUMN_PARTS,    /* of O's columns: warps that share 16 rows */
+    PARTS = CFG_COLUMN_PARTS,    /* warps that share 16 rows */
     SHARERS = ROWS / 16 * PARTS, /* warps that share a stream of keys */
     STREAMS = WARPS / SHARERS,   /* even, or one */
     HALF = (STREAMS + 1) / 2,
@@ -18,7 +18,7 @@ enum {
                          : 2,
     THREADS = (WARPS + LOADERS) * 32,
     O_STEP = CFG_E + 8, /* floats of a row of O in shared memory: no two rows share banks */
-    OWN_KEYS = KEYS / PARTS, /* whose scores a warp makes */
+    OWN_KEYS = CFG_LATENT ? KEYS : KEYS / PARTS, /* whose scores a warp makes */
     S_COUNT = OWN_KEYS / 2,
     O_COUNT = CFG_E / PARTS / 2,
     IS_FIXED = CFG_INVARIANT == 2, /* pieces of spans begin at multiples of PIECE blocks */
@@ -57,7 +57,8 @@ DEVICE int loads_values()
 /* The first of a warp's 16 rows among those of a span. */
 DEVICE int warp_row()
 {
-    return threadIdx.x / 32 % SHARERS / PARTS * 16;
+    int warp = threadIdx.x / 32;
+    return (CFG_LATENT ? warp % 4 : warp % SHARERS / PARTS) * 16;
 }
 
 /* Which of O's columns it has. */
@@ -540,4 +541,11 @@ DEVICE void place_share(const cu_fwd &p, const mod_args &mod, const line &l, con
         begin = cta * PIECE;
         end = line_at(l, l.spans);
     }
+}
+
+/* Where a piece of a cut span lies: each CTA has a place for the piece that a span begins with,
+ * and before it one for the rest of a span that another CTA began. */
+DEVICE int piece_slot(int cta, int begins_span)
+{
+    return 2 * cta + begins_span;
 }

@@ -1,6 +1,8 @@
 /* One warp of decode: its rows in registers, and one block of keys. */
 #pragma once
 
+#include "decode_rows.cuh"
+
 #if CFG_CODES
 #include "decode_codes.cuh"
 #else
@@ -56,27 +58,6 @@ DEVICE void load_share(stream &w, u32 buffers, u32 barriers, const cu_fwd &p,
 
 /* ---- rows ---- */
 
-DEVICE void place_packed(tile_rows &r, const cu_fwd &p, const mod_args &mod, const span &s)
-{
-    int last = packed_rows(p, s) - 1, lane = threadIdx.x & 31;
-    int row = s.row0 + warp_row() + lane / 4;
-    packed_row x = unpack_row(p, s, min(row, last));
-    packed_row y = unpack_row(p, s, min(row + 8, last));
-    tile t = batch_of(p, s.b);
-    int q_offset = t.q_offset;
-    r.b = s.b;
-    r.h = x.h;
-    r.h1 = y.h;
-    r.q = x.m + q_offset;
-    r.q1 = y.m + q_offset;
-    r.kv_offset = t.kv_offset;
-    r.kv_len = t.kv_len;
-#if MOD_SCORE
-    score_row_begin(mod, p, r.b, r.h, r.q, r.score[0]);
-    score_row_begin(mod, p, r.b, r.h1, r.q1, r.score[1]);
-#endif
-}
-
 #if CFG_COLUMN_PARTS > 1
 /* Where two warps that share rows leave weights (16 bytes a lane) and the largest score of each
  * row. */
@@ -89,7 +70,7 @@ struct fragment {
     row_state rows;
     tile_rows at;
 #if MOD_MASK == MASK_INTERVAL || MOD_SURE
-    int from, to; /* keys from <= j < to are live in all rows */
+    sure_keys sure;
 #endif
     q_fragments q;
 #if CFG_CODES
@@ -111,29 +92,6 @@ DEVICE void take_q(fragment &f, const cu_fwd &p, const span &s)
 #endif
 }
 
-#if MOD_MASK == MASK_INTERVAL || MOD_SURE
-DEVICE void place_interval(fragment &f, const cu_fwd &p, const mod_args &mod)
-{
-    int from, to, other, end;
-#if MOD_SURE
-    from = other = -0x7fffffff;
-    to = mask_sure(mod, p, f.at.b, f.at.h, f.at.q);
-    end = mask_sure(mod, p, f.at.b, f.at.h1, f.at.q1);
-#else
-    mask_interval(mod, p, f.at.b, f.at.h, f.at.q, from, to);
-    mask_interval(mod, p, f.at.b, f.at.h1, f.at.q1, other, end);
-#endif
-    from = max(from, other);
-    to = min(to, end);
-    for (int i = 4; i < 32; i *= 2) {
-        from = max(from, __shfl_xor_sync(~0u, from, i));
-        to = min(to, __shfl_xor_sync(~0u, to, i));
-    }
-    f.from = (int)max(0ll, (long long)from - f.at.kv_offset);
-    f.to = (int)max(0ll, min((long long)to - f.at.kv_offset, 0x7fffffffll));
-}
-#endif
-
 #if CFG_COLUMN_PARTS > 1
 #include "decode_columns.cuh"
 #endif
@@ -146,7 +104,7 @@ DEVICE void use_block(stream &w, fragment &f, const cu_fwd &p, const mod_args &m
     u32 stage = await_block(w);
     int first = block * KEYS, tail = f.at.kv_len - first;
 #if MOD_MASK == MASK_INTERVAL || MOD_SURE
-    partial &= first < f.from || first + (int)KEYS > f.to;
+    partial &= first < f.sure.from || first + (int)KEYS > f.sure.to;
 #endif
 #if CFG_CODES && CFG_COLUMN_PARTS > 1
     score_own(sc, f.q, p, stage, f.back);

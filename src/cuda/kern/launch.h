@@ -14,7 +14,8 @@ enum {
     /* Decode: warps that load, where others compute (decode_span.cuh); bytes that two warps use
      * which share rows (decode_columns.cuh). */
     DECODE_LOADERS = 4,
-    DECODE_PAIR_BYTES = 1152
+    DECODE_PAIR_BYTES = 1152,
+    LATENT_SUMS = 64 * 16 + 2 * 64 * 4 + 64 * 4 + 16 /* bytes beside panels: latent_place.cuh */
 };
 
 typedef struct cu_stride {

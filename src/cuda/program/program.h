@@ -43,6 +43,7 @@ typedef enum cu_operation {
 /* The rows of cu_program_kinds; those of forward in the order in which a run tries them. */
 typedef enum cu_program {
     CU_DECODE_HALF,    /* few queries on codes, two CTAs to a multiprocessor (sm_90a) */
+    CU_LATENT,         /* large heads whose values are columns of their keys (sm_90a) */
     CU_DECODE_WIDE,    /* queries of which a group has more rows than a warp takes (sm_90a) */
     CU_DECODE,         /* few queries (sm_90a) */
     CU_DENSE,          /* tensors that mods read come as tiles (sm_90a) */

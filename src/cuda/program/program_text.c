@@ -66,27 +66,33 @@ void cu_put_constants(const cu_constant *rows, size_t n, strbuf *out)
         strbuf_printf(out, "#define CFG_%s %d\n", rows[k].name, rows[k].value);
 }
 
-/* A thread's, in the warps that load and in those that multiply. */
+/* A thread's, in the warps that load and in those that multiply; of latent decode in those that
+ * add up values, and in those that make scores. */
 typedef struct registers {
-    int producer, consumer;
+    int producer, consumer, scores;
 } registers;
 
 /* Of decode with warps that load: 128 threads of them and 256 of the others begin with 168
  * each, and have no more than these together, else they wait for ever. */
 static registers decode_registers(const plan_problem *p)
 {
-    return p->has_chunks ? (registers){56, 224} : (registers){40, 232};
+    return p->has_chunks ? (registers){56, 224, 0} : (registers){40, 232, 0};
 }
 
-static registers registers_of(const cu_form *form, int is_small, int gathers)
+static registers registers_of(const plan_problem *p, const cu_form *form, int is_small,
+                              int gathers)
 {
+    if (form->latent_panels)
+        return (registers){32, 176, 128};
+    if (form->span_rows)
+        return decode_registers(p);
     if (is_small)
-        return form->teams == 2 ? (registers){40, 232} : (registers){56, 152};
+        return form->teams == 2 ? (registers){40, 232, 0} : (registers){56, 152, 0};
     if (form->tile.groups == 1)
-        return (registers){56, 256};
+        return (registers){56, 256, 0};
     if (form->tile.groups == 2)
-        return gathers ? (registers){56, 224} : (registers){40, 232};
-    return (registers){32, 160};
+        return gathers ? (registers){56, 224, 0} : (registers){40, 232, 0};
+    return (registers){32, 160, 0};
 }
 
 /* The constants of a forward program. */
@@ -103,8 +109,7 @@ static void put_config(const cu_state *s, const plan_problem *p, const cu_progra
     const int E = cu_value_columns(p), parts = is_f32 ? cu_parts(E) : 1;
     const int is_small = kind->operation == CU_OP_SMALL;
     const int whole = 32 * parts; /* columns of O in panels */
-    const registers regs =
-        form->span_rows ? decode_registers(p) : registers_of(form, is_small, gathers);
+    const registers regs = registers_of(p, form, is_small, gathers);
     const cu_constant rows[] = {
         {"SM", form->family == CU_SM90 ? 90 : 80},
         {"F16", p->dtype == SACCADE_F16},
@@ -139,6 +144,7 @@ static void put_config(const cu_state *s, const plan_problem *p, const cu_progra
         {"ONE_SPAN", kind->has_one_span},
         {"SPAN_ROWS", form->span_rows},
         {"COLUMN_PARTS", form->column_parts ? form->column_parts : 1},
+        {"LATENT", form->latent_panels},
         {"CODES", cu_codes(p)},
         {"CODE_BOXES", cu_copies_codes_by_boxes(s, p)},
         {"K_TOKENS", p->k_groups.tokens},
@@ -159,6 +165,7 @@ static void put_config(const cu_state *s, const plan_problem *p, const cu_progra
         {"SHARES", ((has_producer && !is_by_parts) || is_small) && cu_has_shares(&s->facts)},
         {"REGS_PRODUCER", regs.producer},
         {"REGS_CONSUMER", regs.consumer},
+        {"REGS_SCORES", regs.scores},
         {"FIRST_WARP", has_producer ? 4 : 0},
     };
     cu_put_constants(rows, sizeof rows / sizeof rows[0], out);
@@ -168,8 +175,8 @@ void cu_write_forward(const cu_state *s, const plan_problem *p, const cu_program
                       const cu_form *form, cu_headers *out)
 {
     put_config(s, p, kind, form, &out->config);
-    cu_emit_products(&form->tile, cu_padded(p->sizes.Dv), p->dtype == SACCADE_F16,
-                     &out->products);
+    const int columns = form->latent_panels ? 64 * form->latent_panels : cu_padded(p->sizes.Dv);
+    cu_emit_products(&form->tile, columns, p->dtype == SACCADE_F16, &out->products);
     out->mod = s->mod_text;
 }
 

@@ -197,7 +197,7 @@ static saccade_status make_runs(const saccade_plan *plan, const saccade_block_ma
         if (has_decode && kind->wants_alignment && s->family == CU_SM90
             && !may_leave_decode(plan, sizes))
             continue; /* decode takes all aligned rows of these sizes */
-        has_decode |= kind->operation == CU_OP_DECODE;
+        has_decode |= kind->operation == CU_OP_DECODE && i != CU_LATENT;
         const blocks x = blocks_for(s, (cu_program)i, mask, sizes);
         TRY(cu_runs_make(driver, device, mask, x.rows, x.keys, x.group, sizes, plan, err));
         n++;
@@ -301,6 +301,18 @@ static int suits_half(const cu_state *s, const plan_run *run)
            && cu_decode_half_pays(s->device.n_sm, cu_decode_spans(&run->sizes, CU_SPAN_ROWS));
 }
 
+/* Whether values are the first columns of their keys, which come in tensor copies. */
+static int suits_latent(const cu_state *s, const plan_run *run)
+{
+    const saccade_tensor *k = run->k, *v = run->v;
+    int is_same = k->data == v->data;
+    cu_chunks chunks;
+    for (int d = 0; d < 3; d++)
+        is_same = is_same && (k->stride[d] == v->stride[d] || k->shape[d] == 1);
+    run_place_box(run, 1, &s->programs[CU_LATENT].form.tile, &chunks);
+    return is_same && !chunks.is_small;
+}
+
 static int takes_run(const saccade_plan *plan, cu_program program, const plan_run *run)
 {
     const cu_state *s = plan->state;
@@ -317,6 +329,7 @@ static int takes_run(const saccade_plan *plan, cu_program program, const plan_ru
            && (program == CU_FEW ? suits_few(plan, run)
                                  : kind->operation != CU_OP_SMALL || suits_small(plan, run))
            && (program != CU_DECODE_HALF || suits_half(s, run))
+           && (program != CU_LATENT || suits_latent(s, run))
            && (program != CU_PAIR || suits_pair(plan, run))
            && (kind->operation != CU_OP_PARTS || !run->between);
 }

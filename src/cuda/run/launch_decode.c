@@ -8,9 +8,7 @@ static int decode_shared(const cu_state *s, const cu_form *form, const plan_prob
                          const cu_decode *f)
 {
     const int is_counted = !f->owns && !s->has_fixed_pieces;
-    return cu_decode_shared(&form->tile, form->span_rows, cu_padded(p->sizes.D),
-                            cu_value_columns(p), cu_key_bits(p), s->facts.column_words,
-                            is_counted ? f->spans : 0);
+    return run_decode_shared(form, &s->facts, p, is_counted ? f->spans : 0);
 }
 
 /* Blocks of every span where all have the same, known here; else 0. */
@@ -90,7 +88,8 @@ static void fill_decode(const cu_state *s, const cu_form *form, cu_fwd *p,
 /* Whether each CTA gets a span of its own: two CTAs to a multiprocessor always do. */
 static int has_own_spans(const cu_state *s, cu_program which, const cu_fwd *p, int spans)
 {
-    return which == CU_DECODE_HALF || (s->has_large_heads && spans > CU_LARGE_SPANS)
+    const int counted = which == CU_LATENT ? CU_LATENT_SPANS : CU_LARGE_SPANS;
+    return which == CU_DECODE_HALF || (s->has_large_heads && spans > counted)
            || (p->kv_len.by_batch && !p->runs && !s->is_ragged && !s->has_fixed_pieces
                && cu_decode_owns_pays(s->device.n_sm, spans));
 }

@@ -28,6 +28,9 @@ typedef struct run_args {
 /* What a mod takes of shared memory for each group, bytes: columns of masks, shared values. */
 int cu_group_bytes(const cu_form *form, const cu_mod_text *facts);
 int cu_shared_bytes(const cu_form *form, const cu_mod_text *facts, const plan_problem *problem);
+/* Of decode, where so many spans are counted in shared memory. */
+int run_decode_shared(const cu_form *form, const cu_mod_text *facts,
+                      const plan_problem *problem, int64_t spans);
 size_t cu_workspace(const saccade_plan *plan, const saccade_sizes *sizes);
 
 /* parts of decode's workspace */

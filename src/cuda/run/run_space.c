@@ -11,9 +11,20 @@ int cu_group_bytes(const cu_form *f, const cu_mod_text *facts)
                                 : columns;
 }
 
+int run_decode_shared(const cu_form *f, const cu_mod_text *facts, const plan_problem *p,
+                      int64_t spans)
+{
+    const int D = cu_padded(p->sizes.D), E = cu_value_columns(p), words = facts->column_words;
+    return f->latent_panels
+               ? cu_latent_shared(&f->tile, D, E, words, spans)
+               : cu_decode_shared(&f->tile, f->span_rows, D, E, cu_key_bits(p), words, spans);
+}
+
 int cu_shared_bytes(const cu_form *f, const cu_mod_text *facts, const plan_problem *p)
 {
     const int D = cu_padded(p->sizes.D), E = cu_padded(p->sizes.Dv);
+    if (f->span_rows)
+        return run_decode_shared(f, facts, p, 0);
     if (f->buffers)
         return cu_few_shared(&f->tile, f->teams, D, E);
     if (f->teams)

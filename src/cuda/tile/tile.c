@@ -177,6 +177,25 @@ int cu_decode_wide_choice(int D, int E, int bits, int column_words, int rung, cu
     return out->stages >= 2;
 }
 
+/* Warps of three groups, and two blocks, as many as there is room for beside Q. */
+int cu_latent_choice(int D, int E, int column_words, int rung, cu_tile *out)
+{
+    *out = (cu_tile){.groups = 12, .keys = 64, .stages = 2};
+    if (rung || D <= CU_LARGE_HEAD || E > D || E < 128 || E % 128
+        || cu_latent_shared(out, D, E, column_words, CU_LATENT_SPANS) > SHARED_MOST)
+        return 0;
+    return E % 256 ? 1 : 2;
+}
+
+/* Units of panels have two barriers each: what keys have beyond values, and products. */
+int cu_latent_shared(const cu_tile *tile, int D, int E, int column_words, int64_t spans)
+{
+    const int units = (round_up(D, 64) > E) + E / (E % 256 ? 128 : 256);
+    const int panels = (1 + tile->stages) * (round_up(D, 64) / 64) + 1;
+    return panels * tile->keys * 128 + LATENT_SUMS + (2 * tile->stages * units + 2) * 8
+           + 4 * tile->keys * column_words + (int)(spans + 1) * 4;
+}
+
 /* Two CTAs to a multiprocessor, each with half of 228 KB: a span begins and ends while another
  * one streams. More stages are no faster: docs/lab/086. */
 int cu_decode_half_choice(int D, int E, int bits, int column_words, int rung, cu_tile *out)

@@ -55,6 +55,7 @@ typedef struct cu_form {
     int buffers; /* small tiles of few keys: heads whose keys lie in shared memory, 1 or 2 */
     int span_rows;    /* decode: packed rows of a span */
     int column_parts; /* decode: warps that share its rows, each with a part of O's columns */
+    int latent_panels; /* latent decode: panels of 64 columns of a product with V; else 0 */
 } cu_form;
 
 /* The rung'th choice for these head dims, best first; 0 past the end of the ladder. */
@@ -73,6 +74,11 @@ enum { CU_LARGE_HEAD = 256, CU_LARGEST_D = 576, CU_LARGEST_DV = 512, CU_LARGE_SP
 int cu_decode_parts(int D, int E);
 /* Warps of a CTA, or groups of them, that take blocks of their own. */
 int cu_decode_streams(const cu_tile *tile, int span_rows, int parts);
+/* cu_decode_choice for values that are the first columns of their keys, in wide spans: panels
+ * of a product with V, or 0 where this decode has no such heads. */
+enum { CU_LATENT_SPANS = 128 /* that are counted */ };
+int cu_latent_choice(int D, int E, int column_words, int rung, cu_tile *out);
+int cu_latent_shared(const cu_tile *tile, int D, int E, int column_words, int64_t spans);
 /* cu_decode_choice for codes with half as many warps: a multiprocessor holds two CTAs, each
  * with one span. */
 int cu_decode_half_choice(int D, int E, int bits, int column_words, int rung, cu_tile *out);
