@@ -312,11 +312,11 @@ static void latent_heads(void **state)
         {.problem = "b2 h6/3 q9 kv200 d384 dv128 bf16", .mask = "document(doc)"},
         {.problem = "b2 h40/2 q1 kv1500 d512 bf16", .score = "alibi()", .kv_len = 1400},
         {.problem = "b1 h4/2 q200 kv90 d264 dv256 bf16", .mask = "sliding_window(W)"},
-        {.problem = "b70 h8/2 q3 kv300 d448 dv384 bf16", .kv_len = -101},
+        {.problem = "b50 h8/2 q3 kv300 d448 dv384 bf16", .kv_len = -101},
         {.problem = "b1 h64/1 q2 kv9000 d576 dv512 bf16", .score = "softcap(20)"},
         {.problem = "b2 h8/1 q11 kv500 d576 dv512 bf16", .mask = "kv % 3 != q"},
         {.problem = "b1 h4/1 q16 kv9000 d512 f16", .mask = "kv / 90 % (h + 1) == 0"},
-        {.problem = "b150 h12/4 q1 kv150 d512 bf16", .mask = "kv < 4 * b", .kv_len = 140},
+        {.problem = "b60 h36/12 q1 kv150 d512 bf16", .mask = "kv < 4 * b", .kv_len = 140},
         {.problem = "b30 h12/4 q6 kv0 d512 bf16"}};
     int n_bad = 0;
     (void)state;

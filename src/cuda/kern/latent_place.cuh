@@ -15,7 +15,10 @@ enum {
     REST_PANELS = PANELS_D - 2 * SIDE_PANELS, /* of keys, not of values */
     HAS_REST = REST_PANELS > 0,
     UNITS = HAS_REST + PRODUCTS,
-    FIRST_UNITS = (UNITS + 1) / 2, /* whose scores are begun before a block's softmax */
+    SUM_PANELS = 2, /* of a sum that the products of scores add up before it is rounded */
+    FIRST_SUM =
+        (REST_PANELS - 1) % SUM_PANELS + 1, /* of a block's first, where it has a rest */
+    FIRST_PANELS = HAS_REST ? FIRST_SUM : SUM_PANELS,
     STAGE = PANELS_D * PANEL,
     WEIGHTS = ROWS * KEYS * 2,
     SUMS = ROWS * 16
@@ -45,6 +48,29 @@ DEVICE constexpr int unit_panel(int unit, int i)
     int product = unit - HAS_REST, side = i / AT_ONCE;
     return HAS_REST && unit == 0 ? 2 * SIDE_PANELS + i
                                  : side * SIDE_PANELS + product * AT_ONCE + i % AT_ONCE;
+}
+
+/* Where the i'th sum of a block begins among its panels. */
+DEVICE constexpr int sum_begin(int i)
+{
+    return i == 0 ? 0 : FIRST_PANELS + (i - 1) * SUM_PANELS;
+}
+
+/* The i'th panel of a block in the order in which they come; its unit, which it begins or not. */
+DEVICE constexpr int nth_unit(int i)
+{
+    return i < REST_PANELS ? 0 : HAS_REST + (i - REST_PANELS) / (2 * AT_ONCE);
+}
+
+DEVICE constexpr int nth_begins(int i)
+{
+    return i == 0 || nth_unit(i) != nth_unit(i - 1);
+}
+
+DEVICE constexpr int nth_panel(int i)
+{
+    return i < REST_PANELS ? unit_panel(0, i)
+                           : unit_panel(nth_unit(i), (i - REST_PANELS) % (2 * AT_ONCE));
 }
 
 /* ---- shared memory ---- */
@@ -113,6 +139,13 @@ DEVICE u32 turn_of(u32 n)
 
 /* ---- the way through a share ---- */
 
+/* x, which all lanes have, so that ptxas knows it too: products stand in loops that count to
+ * it. */
+DEVICE int of_all(int x)
+{
+    return __shfl_sync(~0u, x, 0);
+}
+
 /* The CTA's part of a span: blocks [first, last) of it, to slot if it is not the whole. */
 struct piece {
     span s;
@@ -124,7 +157,8 @@ DEVICE int share_of_cta(const cu_fwd &p, const mod_args &mod, const line &l, cur
     int begin, end;
     place_share(p, mod, l, shares_of(p, l), number_behind(blockIdx.x), begin, end);
     c = cursor_at(p, mod, l, begin);
-    return end;
+    c.t = of_all(c.t);
+    return of_all(end);
 }
 
 /* The piece at c, which moves on behind it. */
@@ -133,11 +167,11 @@ DEVICE piece next_piece(const cu_fwd &p, const mod_args &mod, const line &l, cur
     piece x;
     int begins = c.t == c.from, past = min(c.to, end);
     x.s = c.s;
-    x.first = c.t - c.from;
-    x.last = past - c.from;
+    x.first = of_all(c.t - c.from);
+    x.last = of_all(past - c.from);
     x.slot = piece_slot(blockIdx.x, begins);
     x.is_whole = owns_span(p) || (begins && past == c.to);
-    c.t = past;
+    c.t = of_all(past);
     if (past < end)
         cursor_follow(p, mod, l, c);
     return x;

@@ -1,5 +1,4 @@
-/* Latent decode: the warpgroup that makes scores and weights. The products of a block's scores
- * begin before the softmax of the block before it, as far as its keys have come by then. */
+/* Latent decode: the warpgroup that makes scores and weights. */
 #pragma once
 
 #include "latent_place.cuh"
@@ -36,36 +35,63 @@ DEVICE void take_q(const arena &a, const cu_fwd &p, const span &s)
     named_sync(SCORE_BARRIER, 128);
 }
 
-/* Begins the products of units [FROM, TO) of block n, each when it is there. */
-template <int FROM, int TO> DEVICE void start_scores(float (&s)[S_COUNT], const arena &a, u32 n)
+/* Begins the products of the I'th sum of block n, each when its panel is there. */
+template <int I> DEVICE void start_sum(float (&t)[S_COUNT], const arena &a, u32 n)
 {
     u64 q = operand(a.q, 16), k = operand(stage_of(a, n), 16);
     asm volatile("" : "+l"(q)); /* made anew: kept, those of all products would be spilled */
     wgmma_fence();
 #pragma unroll
-    for (int unit = FROM; unit < TO; unit++) {
-        barrier_wait(barrier_of(a.full, n, unit), turn_of(n));
+    for (int i = sum_begin(I); i < min(PANELS_D, sum_begin(I + 1)); i++) {
+        if (nth_begins(i))
+            barrier_wait(barrier_of(a.full, n, nth_unit(i)), turn_of(n));
 #pragma unroll
-        for (int i = 0; i < unit_panels(unit); i++)
-#pragma unroll
-            for (int kk = 0; kk < 4; kk++) {
-                int panel = unit_panel(unit, i), at = (panel * PANEL + kk * 32) / 16;
-                if (panel * 4 + kk < CFG_D / 16)
-                    wgmma_qk(s, q + at, k + at, unit + i + kk > 0);
-            }
+        for (int kk = 0; kk < 4; kk++) {
+            int panel = nth_panel(i), at = (panel * PANEL + kk * 32) / 16;
+            if (panel * 4 + kk < CFG_D / 16)
+                wgmma_qk(t, q + at, k + at, i > sum_begin(I) || kk > 0);
+        }
     }
     wgmma_commit();
 }
 
-DEVICE void take_scores(float (&s)[S_COUNT], const float (&done)[S_COUNT])
+DEVICE void add_sum(float (&s)[S_COUNT], float (&t)[S_COUNT])
 {
-    wgmma_wait<0>();
+#pragma unroll
+    for (int i = 0; i < S_COUNT; i++) {
+        asm volatile("" : "+f"(t[i])::"memory"); /* read behind the wait, */
+        s[i] += t[i];
+        asm volatile("" : "+f"(s[i])::"memory"); /* and before the next products */
+    }
+}
+
+/* s += the sums from the I'th on, whose products run one ahead, and the one before, `done`: the
+ * tensor cores cut off what they add, which a sum of all columns would show. */
+template <int I>
+DEVICE void add_sums(float (&s)[S_COUNT], float (&done)[S_COUNT], float (&next)[S_COUNT],
+                     const arena &a, u32 n)
+{
+    if constexpr (sum_begin(I) < PANELS_D) {
+        start_sum<I>(next, a, n);
+        wgmma_wait<1>();
+        add_sum(s, done);
+        add_sums<I + 1>(s, next, done, a, n);
+    } else {
+        wgmma_wait<0>();
+        add_sum(s, done);
+    }
+}
+
+/* s = Q K^T for block n. No product may be under way when it is weighed: beside masks ptxas
+ * would make all products wait for each other. */
+DEVICE void make_scores(float (&s)[S_COUNT], const arena &a, u32 n)
+{
+    float even[S_COUNT], odd[S_COUNT];
+    start_sum<0>(even, a, n);
 #pragma unroll
     for (int i = 0; i < S_COUNT; i++)
-        s[i] = done[i];
-#pragma unroll
-    for (int i = 0; i < S_COUNT; i++)
-        asm volatile("" : "+f"(s[i])::"memory"); /* copied here, not later */
+        s[i] = 0.f;
+    add_sums<1>(s, even, odd, a, n);
 }
 
 /* Values beyond the end of the keys may be anything; 0 * NaN must not be seen. Their scores are
@@ -172,7 +198,6 @@ DEVICE void put_piece(scorer &c, const arena &a, const cu_fwd &p, const piece &x
 
 DEVICE void make_weights(const arena &a, const cu_fwd &p, const mod_args &mod, const line &l)
 {
-    float next[S_COUNT]; /* of the block whose products run */
     scorer c;
     cursor at;
     int end = share_of_cta(p, mod, l, at), lost = -1;
@@ -186,17 +211,12 @@ DEVICE void make_weights(const arena &a, const cu_fwd &p, const mod_args &mod, c
 #if MOD_MASK == MASK_INTERVAL || MOD_SURE
         c.sure = sure_keys_of(c.at, p, mod);
 #endif
-        start_scores<0, UNITS>(next, a, n);
 #pragma unroll 1
-        for (int i = x.first; i < x.last - 1; i++, n++) {
+        for (int i = x.first; i < x.last; i++, n++) {
             float s[S_COUNT];
-            take_scores(s, next);
-            start_scores<0, FIRST_UNITS>(next, a, n + 1);
+            make_scores(s, a, n);
             weigh_block(c, a, p, mod, x.s, i, n, s);
-            start_scores<FIRST_UNITS, UNITS>(next, a, n + 1);
         }
-        wgmma_wait<0>();
-        weigh_block(c, a, p, mod, x.s, x.last - 1, n++, next);
         put_piece(c, a, p, x, lost);
     }
     redo_chain(p, mod, lost);
