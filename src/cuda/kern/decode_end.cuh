@@ -5,7 +5,7 @@
 
 enum {
     JOIN_WARPS = 4,
-    JOIN_EACH = 8,                   /* pieces that a warp has under way at once */
+    JOIN_EACH = CFG_E > 256 ? 4 : 8, /* pieces that a warp has under way at once */
     JOIN_PARTS = (CFG_E + 127) / 128 /* of four columns a lane */
 };
 
@@ -128,19 +128,19 @@ DEVICE int join_row(const cu_fwd &p, const span &s, int slot, int least, int cou
     return __any_sync(~0u, zero != 0.f) || row_is_lost(sum.x, sum.y);
 }
 
-/* Rows blockIdx.y, blockIdx.y + 16, ... of a span that was cut: a warp has one, where its
- * pieces are few, else a CTA has one after the other. */
+/* Every gridDim.y-th row of a span that was cut: a warp has one, where its pieces are few, else
+ * a CTA has one after the other. */
 DEVICE void join_rows(const cu_fwd &p, const mod_args &mod, const span &s, int slot, int count)
 {
     int rows = span_rows(p, s), warp = threadIdx.x / 32;
     if (SHARERS > 1 && count <= JOIN_EACH) {
-        int r = blockIdx.y + 16 * warp;
+        int r = blockIdx.y + gridDim.y * warp;
         if (r < rows && join_row<1>(p, s, slot, 0, count, r))
             redo_at(p, mod, s, r);
         return;
     }
 #pragma unroll 1
-    for (int r = blockIdx.y; r < rows; r += 16) {
+    for (int r = blockIdx.y; r < rows; r += gridDim.y) {
         if (join_row<JOIN_WARPS>(p, s, slot, 0, count, r))
             redo_at(p, mod, s, r);
         __syncthreads();
@@ -175,9 +175,55 @@ DEVICE void redo_flagged(const cu_fwd &p, const mod_args &mod)
     }
 }
 
-/* One CTA for each cut between shares (x) and row of a span, or some of its rows (y): joins
- * what was cut, then does rows again that are not finite. With fixed pieces x is the span. */
-extern "C" __global__ void __launch_bounds__(128, CFG_E > 256 ? 2 : 4)
+/* What a CTA of decode left there of the cut where its share begins. */
+DEVICE joint joint_of(const int4 *left)
+{
+    const int *x = (const int *)left;
+    joint j = {load_new(x), load_new(x + 1), load_new(x + 2)};
+    return j;
+}
+
+/* What the CTA joins: the pieces of span blockIdx.x, or those that CTA blockIdx.x + 1 of decode
+ * is the second to have one of. */
+DEVICE joint joint_here(const cu_fwd &p)
+{
+    int n = p.n_split;
+    line l = line_of(p);
+    joint j = {0, 0, 0};
+    if (l.each) {
+        shares x = share_out(n, l.each * l.spans);
+        int cta =
+            p.decode.joins_spans ? share_owner(x, line_at(l, blockIdx.x)) + 1 : blockIdx.x + 1;
+        if (cta < n)
+            j = joint_at(l, x, cta);
+        if (p.decode.joins_spans && j.index != (int)blockIdx.x)
+            j.count = 0; /* the span is whole */
+    }
+    grid_wait_before();
+    if (l.each)
+        return j;
+    if (!p.decode.joins_spans) {
+        const int4 *x = (const int4 *)p.done + blockIdx.x + 1;
+        if ((int)blockIdx.x + 1 < n)
+            j = joint_of(x);
+        return j;
+    }
+    __shared__ joint found;
+    if (threadIdx.x == 0)
+        found = j;
+    __syncthreads();
+    for (int i = 1 + threadIdx.x; i < n; i += blockDim.x) {
+        joint x = joint_of((const int4 *)p.done + i);
+        if (x.count && x.index == (int)blockIdx.x)
+            found = x;
+    }
+    __syncthreads();
+    return found;
+}
+
+/* One CTA for each cut between shares, or span (x), and row of a span, or some of its rows (y):
+ * joins what was cut, then does rows again that are not finite. */
+extern "C" __global__ void __launch_bounds__(128, 4)
     decode_end(const __grid_constant__ cu_fwd p, const __grid_constant__ mod_args mod)
 {
 #if CFG_INVARIANT == 2
@@ -191,18 +237,7 @@ extern "C" __global__ void __launch_bounds__(128, CFG_E > 256 ? 2 : 4)
                                 r))
         redo_at(p, mod, s, r);
 #else
-    int cta = blockIdx.x + 1, n = p.n_split;
-    line l = line_of(p);
-    joint j = {0, 0, 0};
-    if (l.each)
-        j = joint_at(l, share_out(n, l.each * l.spans), cta);
-    grid_wait_before();
-    if (!l.each && cta < n) {
-        const int *x = p.done + 4 * cta;
-        j.index = load_new(x);
-        j.first = load_new(x + 1);
-        j.count = load_new(x + 2);
-    }
+    joint j = joint_here(p);
     j.index = number_behind(j.index);
     span s = span_place(p, j.index);
     if (j.count)

@@ -56,7 +56,8 @@ DEVICE constexpr int sum_begin(int i)
     return i == 0 ? 0 : FIRST_PANELS + (i - 1) * SUM_PANELS;
 }
 
-/* The i'th panel of a block in the order in which they come; its unit, which it begins or not. */
+/* The i'th panel of a block in the order in which they come; its unit, and whether it is the
+ * first of that. */
 DEVICE constexpr int nth_unit(int i)
 {
     return i < REST_PANELS ? 0 : HAS_REST + (i - REST_PANELS) / (2 * AT_ONCE);

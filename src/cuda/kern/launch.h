@@ -132,6 +132,7 @@ typedef struct cu_decode {
     int span_blocks; /* key blocks of every span, or 0 where spans differ; most, with `owns` */
     int share;       /* where spans do not differ: blocks of a CTA's share */
     int larger;      /* so many CTAs have one block more than that */
+    int joins_spans; /* CTAs that join have a span each, rather than a cut between shares */
     int flags;       /* rows of a head that have flags */
     int most;        /* ragged: sequences of more rows are the tiles' */
     /* 2^32 divided by tiles, G and M, rounded up, to divide by multiplication; 0 where the

@@ -2,6 +2,10 @@
  * shares and a second kernel that joins them (kern/decode.cu). */
 #include "cuda/run/run.h"
 
+#include "base/integers.h"
+
+enum { FEW_PIECES = 4 }; /* of a span, which one warp joins */
+
 /* Blocks of spans are counted in shared memory, but where they are fixed or each CTA has a span
  * of its own. */
 static int decode_shared(const cu_state *s, const cu_form *form, const plan_problem *p,
@@ -78,6 +82,7 @@ static void fill_decode(const cu_state *s, const cu_form *form, cu_fwd *p,
     p->n_split = decode_ctas(s, form, p, spans);
     f->share = spans * f->span_blocks / p->n_split;
     f->larger = spans * f->span_blocks % p->n_split;
+    f->joins_spans = spans < p->n_split - 1;
     if (s->has_fixed_pieces)
         fill_pieces(s, &form->tile, p);
     f->by_tiles = reciprocal(f->tiles);
@@ -120,6 +125,18 @@ static int may_start_early(const cu_state *s, const plan_problem *p,
     return keys * (p->sizes.D + p->sizes.Dv) * 2 <= s->device.l2_bytes / 2;
 }
 
+/* CTAs that join: of each span where there are fewer of these than cuts, and of its rows, which
+ * four warps of a CTA have at a time where pieces are few. */
+static void join_grid(const cu_state *s, const cu_form *form, const cu_fwd *p, unsigned grid[2])
+{
+    const int rows = (int)smaller(p->decode.rows, form->span_rows), cuts = p->n_split - 1;
+    const int is_by_span = s->has_fixed_pieces || p->decode.joins_spans;
+    const int has_many = p->decode.joins_spans && cuts > FEW_PIECES * p->decode.spans;
+    const int most = has_many ? form->span_rows : CU_SPAN_ROWS;
+    grid[0] = is_by_span ? (unsigned)p->decode.spans : cuts > 0 ? (unsigned)cuts : 1;
+    grid[1] = (unsigned)(rows < most ? rows : most);
+}
+
 /* which: of the programs of decode. sizes: the run's, Q no more than decode takes; base: of its
  * part of the workspace. */
 static saccade_status launch_spans(const saccade_plan *plan, cu_program which,
@@ -154,11 +171,7 @@ static saccade_status launch_spans(const saccade_plan *plan, cu_program which,
                                a->p.decode.cluster, parameters, err);
     TRY(run_start_first(a, program->kernel, (unsigned)a->p.n_split, threads, shared, 1,
                         parameters, err));
-    const int rows = a->p.decode.rows;
-    grid[0] = s->has_fixed_pieces ? (unsigned)spans
-              : a->p.n_split > 1  ? (unsigned)a->p.n_split - 1
-                                  : 1;
-    grid[1] = (unsigned)(rows < CU_SPAN_ROWS ? rows : CU_SPAN_ROWS);
+    join_grid(s, form, &a->p, grid);
     return run_start_with(a, program->other, grid, 128, 0, WITH_OVERLAP, 1, parameters, err);
 }
 
