@@ -249,6 +249,16 @@ SACCADE_API saccade_status saccade_mod_check(const saccade_mod *mod, const sacca
                                              int32_t n_bindings, int64_t budget,
                                              saccade_error *err);
 
+/* *sums: 1 where gradients of these captures of a bound score add up terms of several keys of a
+ * row, as of slope[h] * (kv - q) and of tables by buckets of distances, else 0, as of
+ * bias[q, kv] and x[kv]. Of such sums in f16 and
+ * bf16 what rounding takes from out counts as often as there are keys. Captures that nothing
+ * reads, and integers, have none. */
+SACCADE_API saccade_status saccade_mod_sums_keys(const saccade_mod *score,
+                                                 const char *const *captures,
+                                                 int32_t n_captures, int32_t *sums,
+                                                 saccade_error *err);
+
 /* The named variants: "causal", its signature "causal()", its comment with formula and source.
  * NULL past the end. */
 typedef struct saccade_prelude_entry {

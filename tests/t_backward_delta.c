@@ -224,9 +224,45 @@ static void parts_of_the_keys(void **state)
     saccade_plan_destroy(plan);
 }
 
+/* ---- which captures take it ---- */
+
+static int32_t sums_of(const char *text, const char *name)
+{
+    const saccade_capture captures[] = {{"t", SACCADE_F32, 1}, {"n", SACCADE_I32, 0}};
+    saccade_mod *parsed, *score;
+    saccade_error err = {0};
+    int32_t sums = -1;
+    assert_int_equal(saccade_mod_parse(SACCADE_SCORE, text, strlen(text), &parsed, NULL), 0);
+    const int32_t n = saccade_mod_capture_count(parsed);
+    assert_int_equal(saccade_mod_bind(parsed, captures, n, &score, NULL), 0);
+    const saccade_status status =
+        saccade_mod_sums_keys(score, &name, name ? 1 : 0, &sums, &err);
+    assert_int_equal(saccade_mod_sums_keys(parsed, NULL, 0, &sums, NULL), SACCADE_EINVAL);
+    saccade_mod_destroy(score);
+    saccade_mod_destroy(parsed);
+    return status == SACCADE_OK ? sums : -1;
+}
+
+static void which_sum_keys(void **state)
+{
+    (void)state;
+    assert_int_equal(sums_of("score + t[h] * (kv - q)", "t"), 1);
+    assert_int_equal(sums_of("score + t[min(abs(kv - q), 7)] + 0 * n", "t"), 1);
+    assert_int_equal(sums_of("score * t[q]", "t"), 1);
+    assert_int_equal(sums_of("score + t[kv]", "t"), 0);
+    assert_int_equal(sums_of("score + t[q - kv + 100]", "t"), 0);
+    assert_int_equal(sums_of("score + t[h] * (kv - q)", NULL), 0);
+    assert_int_equal(sums_of("score + t[h] - t[h]", "t"), 1);
+    assert_int_equal(sums_of("score + (false ? t[h] : 0.0)", "t"), 0); /* nothing reads it */
+    assert_int_equal(sums_of("score + t[n]", "n"), 0);                 /* has no gradient */
+    assert_int_equal(sums_of("score + t[kv]", "u"), -1);
+    assert_int_equal(saccade_mod_sums_keys(NULL, NULL, 0, &(int32_t){0}, NULL), SACCADE_EINVAL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(sums_over_rows),
-                                       cmocka_unit_test(parts_of_the_keys)};
+                                       cmocka_unit_test(parts_of_the_keys),
+                                       cmocka_unit_test(which_sum_keys)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

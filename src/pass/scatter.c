@@ -257,6 +257,16 @@ saccade_status pass_find_reads(const mod_fn *fn, arena *a, const pass_read **out
     return SACCADE_OK;
 }
 
+int pass_sums_keys(const pass_read *read)
+{
+    for (int d = 0; d < read->rank; d++) {
+        const mod_line *line = &read->index[d].sum_line;
+        if (line->known & DEP_KV && line->coef[VAR_KV])
+            return 0;
+    }
+    return 1;
+}
+
 /* ---- in words ---- */
 
 static void print_line(const pass_index *index, strbuf *out)

@@ -57,6 +57,8 @@ typedef struct pass_read {
  * together: sums of each are added one after the other. */
 saccade_status pass_find_reads(const mod_fn *fn, arena *arena, const pass_read **out,
                                uint32_t *n, saccade_error *err);
+/* Whether keys of a row may read one element: unless an index moves with kv. */
+int pass_sums_keys(const pass_read *read);
 void pass_read_print(const mod_fn *fn, const pass_read *read, strbuf *out);
 
 #endif

@@ -42,17 +42,6 @@ static void find_steps(const pass_read *r, backward_read *out)
     out->is_dense &= !out->is_slanted || out->is_own;
 }
 
-/* Unless an index moves with kv. */
-static int sums_keys(const pass_read *r)
-{
-    for (int d = 0; d < r->rank; d++) {
-        const mod_line *line = &r->index[d].sum_line;
-        if (line->known & DEP_KV && line->coef[VAR_KV])
-            return 0;
-    }
-    return 1;
-}
-
 saccade_status backward_check_reads(const pass_facts *score, uint64_t captures,
                                     saccade_error *err)
 {
@@ -79,7 +68,7 @@ uint32_t backward_find_reads(const pass_facts *score, uint64_t captures, backwar
             continue;
         read.axis = axis_of(r->scatter);
         read.is_own = r->scatter == SCATTER_ELEMENTS || r->is_own_inside;
-        read.sums_keys = sums_keys(r);
+        read.sums_keys = pass_sums_keys(r);
         find_steps(r, &read);
         for (int d = 0; d < r->rank; d++)
             read.sum[d] = r->index[d].sum;
