@@ -251,9 +251,9 @@ SACCADE_API saccade_status saccade_mod_check(const saccade_mod *mod, const sacca
 
 /* *sums: 1 where gradients of these captures of a bound score add up terms of several keys of a
  * row, as of slope[h] * (kv - q) and of tables by buckets of distances, else 0, as of
- * bias[q, kv] and x[kv]. Of such sums in f16 and
- * bf16 what rounding takes from out counts as often as there are keys. Captures that nothing
- * reads, and integers, have none. */
+ * bias[q, kv] and x[kv]. Of such sums in f16 and bf16 what rounding takes from out counts as
+ * often as there are keys: they want saccade_problem.out_dtype f32, with d_out_dtype. Captures
+ * that nothing reads, and integers, have none. */
 SACCADE_API saccade_status saccade_mod_sums_keys(const saccade_mod *score,
                                                  const char *const *captures,
                                                  int32_t n_captures, int32_t *sums,
@@ -518,6 +518,10 @@ typedef struct saccade_problem {
                             * ref can */
     int32_t head_max;      /* 1: runs may ask for saccade_forward_args.head_max; 0: none does */
     int32_t shared_prefix; /* 1: every run brings saccade_prefix; 0: none does */
+    saccade_dtype d_out_dtype; /* of d_out; NONE: out_dtype. dtype with out_dtype f32: backward
+                                * has of out what f16 and bf16 round away, which gradients of
+                                * some captures need (saccade_mod_sums_keys); on CPUs that saves
+                                * them a first pass over the keys. On CUDA d_out is of dtype */
 } saccade_problem;
 static inline void saccade_problem_init(saccade_problem *problem)
 {
@@ -679,7 +683,7 @@ typedef struct saccade_backward_args {
     size_t size;
     const saccade_tensor *q, *k, *v;       /* as in forward */
     const saccade_tensor *out, *lse;       /* what forward left */
-    const saccade_tensor *d_out;           /* [B, H, Q, Dv], out_dtype */
+    const saccade_tensor *d_out;           /* [B, H, Q, Dv], d_out_dtype */
     const saccade_tensor *d_lse;           /* [B, H, Q] f32 (f64: or f64); NULL: zeros */
     const saccade_tensor *d_q, *d_k, *d_v; /* shapes of q, k, v; their dtype or f32 */
     const saccade_binding *d_captures;     /* shapes of captures, f32 (f64: or f64), or f16 or

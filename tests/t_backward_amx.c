@@ -257,9 +257,10 @@ static void level(void **state)
     assert_int_equal(amx_trap_count() > count, is_trapped);
     amx_trap_end();
     plan_problem p = {.dtype = SACCADE_BF16, .kv_dtype = SACCADE_BF16};
-    p.out_dtype = SACCADE_BF16;
+    p.out_dtype = SACCADE_F32;
+    p.d_out_dtype = SACCADE_BF16;
     assert_ptr_equal(cpu_backward_kernels_for(&p, CPU_AMX), &cpu_backward_bf16_tiles_amx);
-    p.out_dtype = SACCADE_F32; /* dO's, which tiles do not take */
+    p.d_out_dtype = SACCADE_F32; /* which tiles do not take */
     assert_ptr_equal(cpu_backward_kernels_for(&p, CPU_AMX), &cpu_backward_f32_avx512);
 }
 #else

@@ -1,6 +1,6 @@
 /* Gradients of captures whose derivative is large beside what differs in a row, where values
- * have a mean: the sum of a row's dX counts, which dO . O in 16 bits does not tell. At every
- * level, and on emulated tiles, against float64. */
+ * have a mean: the sum of a row's dX counts, which dO . O in 16 bits does not tell. With out in
+ * 16 bits and in f32, at every level and on emulated tiles, against float64. */
 #include "support/backward_case.h"
 #include "support/short_run.h"
 
@@ -100,9 +100,13 @@ static void sums_over_rows(void **state)
                                        .seed = (uint64_t)n + 3},
                            .has_d_lse = n == 1,
                            .has_captures = 1};
-        check(&c, 0.04);
-        c.forward = case_in_f16(&c.forward, text);
-        check(&c, 0.005);
+        backward_case halves = c;
+        halves.forward = case_in_f16(&c.forward, text);
+        for (c.has_f32_out = 0; c.has_f32_out < 2; c.has_f32_out++) {
+            halves.has_f32_out = c.has_f32_out;
+            check(&c, 0.04);
+            check(&halves, 0.005);
+        }
     }
 }
 
@@ -110,7 +114,7 @@ static void sums_over_rows(void **state)
 
 enum { H = 2, Q = 64, KV = 256, D = 16 };
 static uint16_t q[H * Q * D], k[H * KV * D], v[H * KV * D], d_out[H * Q * D], out[H * Q * D];
-static float lse[H * Q], slope[H] = {0.1f, 0.2f}, d_slope[H];
+static float out_f32[H * Q * D], lse[H * Q], slope[H] = {0.1f, 0.2f}, d_slope[H];
 
 /* Keys [first, first + n). */
 static saccade_tensor keys(uint16_t *data, int64_t first, int64_t n)
@@ -127,34 +131,47 @@ static saccade_tensor rows(uint16_t *data)
     return saccade_tensor_of(data, SACCADE_BF16, 4, (int64_t[]){1, H, Q, D});
 }
 
-static saccade_plan *slopes_plan(void)
+/* What forward leaves and backward is told. */
+static saccade_tensor results(saccade_dtype dtype)
+{
+    void *data = dtype == SACCADE_F32 ? (void *)out_f32 : out;
+    return saccade_tensor_of(data, dtype, 4, (int64_t[]){1, H, Q, D});
+}
+
+static saccade_plan *slopes_plan(const char *backend, const char *level,
+                                 saccade_dtype out_dtype)
 {
     static const char text[] = "score + slope[h] * 0.01 * (kv - q)";
     const saccade_capture capture = {"slope", SACCADE_F32, 1};
+    const saccade_context_options options = {.size = sizeof options, .level = level};
     saccade_mod *parsed, *score;
+    saccade_context *context;
     saccade_plan *plan;
     saccade_problem p;
+    assert_int_equal(saccade_context_create(&options, &context, NULL), SACCADE_OK);
     assert_int_equal(saccade_mod_parse(SACCADE_SCORE, text, strlen(text), &parsed, NULL), 0);
     assert_int_equal(saccade_mod_bind(parsed, &capture, 1, &score, NULL), 0);
     saccade_problem_init(&p);
     p.sizes = (saccade_sizes){.H = H, .Hkv = H, .D = D, .Dv = D};
-    p.dtype = SACCADE_BF16;
+    p.dtype = p.d_out_dtype = SACCADE_BF16;
+    p.out_dtype = out_dtype;
     p.score = score;
-    p.backend = "cpu";
+    p.backend = backend;
     p.gradients = SACCADE_GRADIENT_CAPTURES;
     p.gradient_captures = &(const char *){"slope"};
     p.n_gradient_captures = 1;
-    assert_int_equal(saccade_plan_create(NULL, &p, &plan, NULL), SACCADE_OK);
+    assert_int_equal(saccade_plan_create(context, &p, &plan, NULL), SACCADE_OK);
     saccade_mod_destroy(score);
     saccade_mod_destroy(parsed);
+    saccade_context_destroy(context);
     return plan;
 }
 
-static void run_forward(const saccade_plan *plan)
+static void run_forward(const saccade_plan *plan, saccade_dtype out_dtype)
 {
     const saccade_sizes sizes = {1, H, H, Q, KV, D, D};
     const saccade_tensor tq = rows(q), tk = keys(k, 0, KV), tv = keys(v, 0, KV);
-    const saccade_tensor to = rows(out);
+    const saccade_tensor to = results(out_dtype);
     const saccade_tensor tl = saccade_tensor_of(lse, SACCADE_F32, 3, (int64_t[]){1, H, Q});
     const saccade_binding binding = {"slope",
                                      saccade_tensor_of(slope, SACCADE_F32, 1, (int64_t[]){H})};
@@ -168,11 +185,12 @@ static void run_forward(const saccade_plan *plan)
 }
 
 /* Adds to d_slope what keys [first, first + n) give, with out and lse of all. */
-static void add_part(const saccade_plan *plan, int32_t first, int64_t n)
+static void add_part(const saccade_plan *plan, saccade_dtype out_dtype, int32_t first,
+                     int64_t n)
 {
     const saccade_sizes sizes = {1, H, H, Q, n, D, D};
     const saccade_tensor tq = rows(q), tk = keys(k, first, n), tv = keys(v, first, n);
-    const saccade_tensor to = rows(out), t_d_out = rows(d_out);
+    const saccade_tensor to = results(out_dtype), t_d_out = rows(d_out);
     const saccade_tensor tl = saccade_tensor_of(lse, SACCADE_F32, 3, (int64_t[]){1, H, Q});
     const saccade_tensor offset = saccade_tensor_of(&first, SACCADE_I32, 1, (int64_t[]){1});
     const saccade_positions positions = {.size = sizeof positions, .kv_offset = &offset};
@@ -192,31 +210,37 @@ static void add_part(const saccade_plan *plan, int32_t first, int64_t n)
     free(run.workspace);
 }
 
-static void fill(uint16_t *to, int n, uint32_t seed)
+static void fill(uint16_t *to, int n, float mean, uint32_t seed)
 {
     for (int i = 0; i < n; i++) {
         seed = seed * 1664525u + 1013904223u;
-        const float x = (float)(seed >> 8) * 0x1p-23f - 1;
+        const float x = (float)(seed >> 8) * 0x1p-23f - 1 + mean;
         convert_from_f32(SACCADE_BF16, &x, to + i, 1);
     }
+}
+
+static void fill_inputs(float mean)
+{
+    fill(q, H * Q * D, 0, 1);
+    fill(k, H * KV * D, 0, 2);
+    fill(v, H * KV * D, mean, 3);
+    fill(d_out, H * Q * D, 0, 4);
 }
 
 /* What rows of a part of the keys sum to says nothing about delta. */
 static void parts_of_the_keys(void **state)
 {
-    saccade_plan *plan = slopes_plan();
+    saccade_plan *plan = slopes_plan("cpu", NULL, SACCADE_BF16);
     float whole[H];
     (void)state;
-    fill(q, H * Q * D, 1);
-    fill(k, H * KV * D, 2);
-    fill(v, H * KV * D, 3);
-    fill(d_out, H * Q * D, 4);
-    run_forward(plan);
-    add_part(plan, 0, KV);
+    fill_inputs(0);
+    run_forward(plan, SACCADE_BF16);
+    memset(d_slope, 0, sizeof d_slope);
+    add_part(plan, SACCADE_BF16, 0, KV);
     memcpy(whole, d_slope, sizeof whole);
     memset(d_slope, 0, sizeof d_slope);
-    add_part(plan, 0, 100);
-    add_part(plan, 100, KV - 100);
+    add_part(plan, SACCADE_BF16, 0, 100);
+    add_part(plan, SACCADE_BF16, 100, KV - 100);
     for (int h = 0; h < H; h++)
         if (!(fabsf(d_slope[h] - whole[h]) <= 0.05f * fabsf(whole[h])))
             fail_msg("[%d]: got %.9g, expected about %.9g", h, (double)d_slope[h],
@@ -224,7 +248,79 @@ static void parts_of_the_keys(void **state)
     saccade_plan_destroy(plan);
 }
 
-/* ---- which captures take it ---- */
+/* ---- out in f32 ---- */
+
+/* The slopes' gradient of keys [0, cut) and [cut, KV), with out of all. */
+static void sum_parts(const saccade_plan *plan, int32_t cut, float *to)
+{
+    memset(d_slope, 0, sizeof d_slope);
+    if (cut)
+        add_part(plan, SACCADE_F32, 0, cut);
+    add_part(plan, SACCADE_F32, cut, KV - cut);
+    memcpy(to, d_slope, sizeof d_slope);
+}
+
+/* The largest error, as a part of the truth. */
+static float error_of(const float *got, const float *gold)
+{
+    float most = 0;
+    for (int h = 0; h < H; h++)
+        most = fmaxf(most, fabsf(got[h] - gold[h]) / fabsf(gold[h]));
+    return most;
+}
+
+static void round_results(void)
+{
+    for (int i = 0; i < H * Q * D; i++) {
+        uint16_t narrow;
+        convert_from_f32(SACCADE_BF16, &out_f32[i], &narrow, 1);
+        convert_to_f32(SACCADE_BF16, &narrow, &out_f32[i], 1);
+    }
+}
+
+/* As forward left it, which rounds P; then as if it had rounded its results too. Runs over
+ * parts of the keys, which can make no delta of their own, are as good as the whole. */
+static void results_in_f32(void **state)
+{
+    float gold[H], got[H];
+    (void)state;
+    fill_inputs(MEAN);
+    saccade_plan *plan = slopes_plan("ref", NULL, SACCADE_F32);
+    run_forward(plan, SACCADE_F32);
+    sum_parts(plan, 0, gold);
+    saccade_plan_destroy(plan);
+    for (const char *const *level = case_levels(); *level; level++)
+        for (int is_plain = 0; is_plain < 2; is_plain++) {
+            plan = slopes_plan(is_plain ? "plain" : "cpu", *level, SACCADE_F32);
+            run_forward(plan, SACCADE_F32);
+            for (int32_t cut = 0; cut <= 100 && (!cut || !is_plain); cut += 100) {
+                sum_parts(plan, cut, got);
+                if (!(error_of(got, gold) <= 0.2f))
+                    fail_msg("%s %s, cut at %d: %.3g off", is_plain ? "plain" : "cpu", *level,
+                             cut, (double)error_of(got, gold));
+            }
+            round_results();
+            sum_parts(plan, 0, got);
+            assert_true(error_of(got, gold) > 1);
+            saccade_plan_destroy(plan);
+        }
+}
+
+static void the_pass_is_told(void **state)
+{
+    (void)state;
+    for (int is_f32 = 0; is_f32 < 2; is_f32++) {
+        saccade_plan *plan = slopes_plan("cpu", NULL, is_f32 ? SACCADE_F32 : SACCADE_BF16);
+        char *text;
+        assert_int_equal(saccade_plan_explain(plan, &text, NULL), SACCADE_OK);
+        assert_int_equal(strstr(text, "in a first pass") != NULL, !is_f32);
+        assert_int_equal(strstr(text, "\ntheir gradient: bf16\n") != NULL, is_f32);
+        saccade_free(text);
+        saccade_plan_destroy(plan);
+    }
+}
+
+/* ---- which captures want it ---- */
 
 static int32_t sums_of(const char *text, const char *name)
 {
@@ -261,8 +357,9 @@ static void which_sum_keys(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(sums_over_rows),
-                                       cmocka_unit_test(parts_of_the_keys),
-                                       cmocka_unit_test(which_sum_keys)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(sums_over_rows), cmocka_unit_test(parts_of_the_keys),
+        cmocka_unit_test(results_in_f32), cmocka_unit_test(the_pass_is_told),
+        cmocka_unit_test(which_sum_keys)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1037,15 +1037,28 @@ static void programs_of_pages(void **state)
     saccade_plan_destroy(plan);
 }
 
+/* Forward's; then with gradients, of a score's captures and of sinks too, where backward reads
+ * them. d_out stays in 16 bits. */
 static void programs_of_f32_results(void **state)
 {
+    static const char text[] = "score + slope[h] * (kv - q)";
+    static const char *const names[] = {"slope"};
     static const struct {
         int D, Dv;
         saccade_dtype dtype;
         const char *arch;
-    } rows[] = {{128, 128, SACCADE_BF16, "sm_90a"}, {40, 17, SACCADE_F16, "sm_80"}};
+        int32_t ragged;
+    } rows[] = {{128, 128, SACCADE_BF16, "sm_90a", 0},
+                {40, 17, SACCADE_F16, "sm_80", 0},
+                {64, 64, SACCADE_BF16, "sm_90a", 1},
+                {256, 256, SACCADE_F16, "sm_80", 0}};
+    const saccade_capture capture = {"slope", SACCADE_F32, 1};
+    saccade_mod *parsed, *score;
     (void)state;
     skip_without_nvrtc();
+    assert_int_equal(saccade_mod_parse(SACCADE_SCORE, text, strlen(text), &parsed, NULL),
+                     SACCADE_OK);
+    assert_int_equal(saccade_mod_bind(parsed, &capture, 1, &score, NULL), SACCADE_OK);
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         saccade_error err = {0};
         saccade_plan *plan;
@@ -1056,6 +1069,7 @@ static void programs_of_f32_results(void **state)
         p.out_dtype = SACCADE_F32;
         p.backend = "cuda";
         p.arch = rows[i].arch;
+        p.ragged = rows[i].ragged;
         if (saccade_plan_create(NULL, &p, &plan, &err) != SACCADE_OK)
             fail_msg("d%d, %s: %s", rows[i].D, p.arch, err.message);
         const cu_state *s = plan->state;
@@ -1064,7 +1078,23 @@ static void programs_of_f32_results(void **state)
         saccade_plan_destroy(plan);
         p.gradients = SACCADE_GRADIENT_Q;
         assert_int_equal(saccade_plan_create(NULL, &p, &plan, &err), SACCADE_EBACKEND);
+        p.gradients |= SACCADE_GRADIENT_K | SACCADE_GRADIENT_V | SACCADE_GRADIENT_CAPTURES
+                       | SACCADE_GRADIENT_SINKS;
+        p.d_out_dtype = rows[i].dtype;
+        p.sinks_dtype = SACCADE_F32;
+        p.score = score;
+        p.gradient_captures = names;
+        p.n_gradient_captures = 1;
+        if (saccade_plan_create(NULL, &p, &plan, &err) != SACCADE_OK)
+            fail_msg("d%d, %s: %s", rows[i].D, p.arch, err.message);
+        s = plan->state;
+        assert_non_null(s->programs[CU_BWD_PREPARE].image.code);
+        assert_non_null(s->programs[CU_BWD_SINKS].image.code);
+        expect_no_spills(s, &p);
+        saccade_plan_destroy(plan);
     }
+    saccade_mod_destroy(score);
+    saccade_mod_destroy(parsed);
 }
 
 /* A mask that keeps more of each key than shared memory holds is refused by name. */

@@ -308,6 +308,16 @@ static void wrong_dtypes(void **unused)
         assert_int_equal(saccade_plan_create(NULL, &p, &plan, &err), SACCADE_EINVAL);
         assert_string_equal(err.where, "out_dtype");
     }
+    for (int n = 0; n < 2; n++) { /* neither out's nor q's */
+        saccade_problem p = r->problem;
+        p.dtype = SACCADE_BF16;
+        p.out_dtype = n ? SACCADE_F32 : SACCADE_NONE;
+        p.d_out_dtype = n ? SACCADE_F16 : SACCADE_F32;
+        assert_int_equal(saccade_plan_create(NULL, &p, &plan, &err), SACCADE_EINVAL);
+        assert_string_equal(err.where, "d_out_dtype");
+        assert_string_equal(err.message, n ? "got f16 with dtype bf16, expected that or f32"
+                                           : "got f32 with dtype bf16, expected that");
+    }
     plan = plan_of(r, NULL, SACCADE_F32, 0);
     saccade_tensor out = make(r, SACCADE_BF16);
     saccade_forward_args args = r->args;

@@ -6,9 +6,10 @@
 #include <string.h>
 
 static saccade_status check_input(const saccade_plan *plan, const saccade_tensor *t,
-                                  const char *name, const saccade_sizes *s, saccade_error *err)
+                                  const char *name, saccade_dtype dtype, const saccade_sizes *s,
+                                  saccade_error *err)
 {
-    const api_expected expected = {name, plan->problem.out_dtype, 4, plan->backend->device};
+    const api_expected expected = {name, dtype, 4, plan->backend->device};
     int64_t shape[4] = {s->B, s->H, s->Q, s->Dv};
     return api_check_tensor(t, &expected, shape, err);
 }
@@ -222,9 +223,9 @@ saccade_status api_read_gradients(const saccade_plan *plan, const saccade_backwa
     own.Q = rows;
     if (run->q) {
         own.B = run->q->shape[0];
-        TRY(check_input(plan, a->out, "out", s, err));
+        TRY(check_input(plan, a->out, "out", plan->problem.out_dtype, s, err));
         TRY(check_row_input(plan, a->lse, "lse", s, err));
-        TRY(check_input(plan, a->d_out, "d_out", s, err));
+        TRY(check_input(plan, a->d_out, "d_out", plan->problem.d_out_dtype, s, err));
         if (a->d_lse)
             TRY(check_row_input(plan, a->d_lse, "d_lse", s, err));
         TRY(check_gradient(plan, a->d_q, "d_q", SACCADE_GRADIENT_Q, run->q, err));

@@ -83,7 +83,7 @@ static saccade_status check_tensors(const saccade_plan *plan, const saccade_tang
     TRY(check_stat(plan, a->lse_dot, "lse_dot", out, 1, err));
     TRY(check(plan, a->out, "out", plan->problem.out_dtype, out, 4, 1, err));
     TRY(check_stat(plan, a->lse, "lse", out, 1, err));
-    TRY(check(plan, a->d_out, "d_out", plan->problem.out_dtype, out, 4, 0, err));
+    TRY(check(plan, a->d_out, "d_out", plan->problem.d_out_dtype, out, 4, 0, err));
     TRY(check_stat(plan, a->d_lse, "d_lse", out, 0, err));
     FAIL_AT((has_results || a->d_out) && !is_ref(plan), SACCADE_EBACKEND, "d_out", 0, 0,
             "got gradients to change along a direction on back end %s, expected ref",

@@ -69,8 +69,8 @@ static int applicable(const plan_problem *p, int32_t level, char *why)
                         "or K and V in e4m3, e5m2, i8 or i4");
     if (p->is_ragged && !takes_ragged(p, why))
         return 0;
-    if (p->out_dtype != p->dtype && p->gradients)
-        return say(why, "gradients on CUDA take results in the dtype of Q");
+    if (p->d_out_dtype != p->dtype && p->gradients)
+        return say(why, "gradients on CUDA take d_out in the dtype of Q (d_out_dtype)");
     if (has_large_heads(p) && !takes_large_heads(p, why))
         return 0;
     if (p->gradients && !takes_gradients(p, why))

@@ -19,7 +19,7 @@ typedef struct plan_groups {
 /* A problem with everything derived: mods simplified, scale set. Lives in the plan's arena. */
 typedef struct plan_problem {
     saccade_sizes sizes; /* B, Q, KV: hints, 0 unknown */
-    saccade_dtype dtype, kv_dtype, out_dtype;
+    saccade_dtype dtype, kv_dtype, out_dtype, d_out_dtype;
     double scale;
     const mod_fn *score;  /* NULL: identity */
     const mod_fn *mask;   /* NULL: all live */

@@ -122,6 +122,11 @@ static saccade_status check_dtypes(const saccade_problem *p, saccade_error *err)
             SACCADE_EINVAL, "out_dtype", 0, 0, "got %s with dtype %s, expected that or %s",
             saccade_dtype_name(p->out_dtype), saccade_dtype_name(p->dtype),
             is_narrow ? "f32" : "none");
+    FAIL_AT(p->d_out_dtype != SACCADE_NONE && p->d_out_dtype != p->dtype
+                && p->d_out_dtype != p->out_dtype,
+            SACCADE_EINVAL, "d_out_dtype", 0, 0, "got %s with dtype %s, expected that%s",
+            saccade_dtype_name(p->d_out_dtype), saccade_dtype_name(p->dtype),
+            p->out_dtype == SACCADE_F32 && p->dtype != SACCADE_F32 ? " or f32" : "");
     FAIL_AT(p->sinks_dtype != SACCADE_NONE
                 && (!is_float(p->sinks_dtype)
                     || (p->sinks_dtype == SACCADE_F64 && p->dtype != SACCADE_F64)),
@@ -227,6 +232,12 @@ static double scale_of(const saccade_problem *p)
     return p->dtype == SACCADE_F64 ? scale : (double)(float)scale;
 }
 
+static saccade_dtype d_out_dtype_of(const saccade_problem *p)
+{
+    const saccade_dtype out = p->out_dtype == SACCADE_NONE ? p->dtype : p->out_dtype;
+    return p->d_out_dtype == SACCADE_NONE ? out : p->d_out_dtype;
+}
+
 saccade_status plan_derive(const saccade_problem *p, saccade_plan *plan, saccade_error *err)
 {
     TRY(check_problem(p, err));
@@ -235,6 +246,7 @@ saccade_status plan_derive(const saccade_problem *p, saccade_plan *plan, saccade
         .dtype = p->dtype,
         .kv_dtype = p->kv_dtype == SACCADE_NONE ? p->dtype : p->kv_dtype,
         .out_dtype = p->out_dtype == SACCADE_NONE ? p->dtype : p->out_dtype,
+        .d_out_dtype = d_out_dtype_of(p),
         .scale = scale_of(p),
         .sinks_dtype = p->sinks_dtype,
         .group = (int32_t)(p->sizes.H / p->sizes.Hkv),

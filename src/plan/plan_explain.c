@@ -77,6 +77,8 @@ saccade_status plan_explain(const saccade_plan *plan, strbuf *out, saccade_error
                       (long long)(p->h_offset + p->sizes.H - 1), p->heads_global);
     if (p->out_dtype != p->dtype)
         strbuf_printf(out, "\nresults: %s", saccade_dtype_name(p->out_dtype));
+    if (p->d_out_dtype != p->out_dtype)
+        strbuf_printf(out, "\ntheir gradient: %s", saccade_dtype_name(p->d_out_dtype));
     if (p->page > 0)
         strbuf_printf(out, "\nkeys: in pages of %d", p->page);
     else if (p->page)

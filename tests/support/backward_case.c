@@ -399,7 +399,11 @@ void backward_case_make(const backward_case *c, backward_case_run *r)
     case_make(&c->forward, &r->f);
     const saccade_sizes *s = &r->f.sizes;
     const int64_t rows[4] = {s->B, s->H, s->Q, s->Dv};
-    r->out = tensor_of(r->f.dtype, rows, 4, c->pad);
+    if (c->has_f32_out) {
+        r->f.problem.out_dtype = SACCADE_F32;
+        r->f.problem.d_out_dtype = r->f.dtype;
+    }
+    r->out = tensor_of(c->has_f32_out ? SACCADE_F32 : r->f.dtype, rows, 4, c->pad);
     r->d_out = tensor_of(r->f.dtype, rows, 4, c->pad);
     r->lse = tensor_of(SACCADE_F32, rows, 3, 0);
     if (c->has_d_lse)

@@ -13,6 +13,7 @@ typedef struct backward_case {
     int unwanted;            /* a bit for each of BACKWARD_DQ.. that is not asked for */
     int pad;                 /* elements between rows of dO and gradients */
     int has_captures;        /* gradients of all that the score reads are asked for */
+    int has_f32_out;         /* out is f32, dO of the case's dtype */
     const struct cpu_backward_kernels *kernels; /* NULL: those of the level */
 } backward_case;
 

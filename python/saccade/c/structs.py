@@ -173,6 +173,7 @@ class Problem(Record):
         ("tangents", C.c_int32),
         ("head_max", C.c_int32),
         ("shared_prefix", C.c_int32),
+        ("d_out_dtype", C.c_int32),
     ]
 
 

@@ -24,7 +24,7 @@ int backward_has_weighing(const saccade_plan *plan, const cpu_backward_plan *bac
     int sums_keys = 0;
     for (uint32_t n = 0; n < backward->n_reads; n++)
         sums_keys |= backward->reads[n].sums_keys;
-    return sums_keys && plan->problem.dtype != SACCADE_F32;
+    return sums_keys && plan->problem.out_dtype != SACCADE_F32;
 }
 
 /* The second result is room for dP that is 1 everywhere, of which dX is P. */

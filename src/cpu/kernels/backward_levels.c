@@ -31,7 +31,7 @@ static int fits(const backward_choice *c, const plan_problem *problem, int32_t l
     return c->level <= level
            && (!c->forward
                || (c->forward == cpu_kernels_for(problem, level)
-                   && problem->out_dtype == problem->dtype));
+                   && problem->d_out_dtype == problem->dtype));
 }
 
 const cpu_backward_kernels *cpu_backward_kernels_for(const plan_problem *problem, int32_t level)

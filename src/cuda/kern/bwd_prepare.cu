@@ -38,29 +38,39 @@ DEVICE int key_count(const cu_fwd &p, int b)
     return max(0, min(n, p.N));
 }
 
-/* eight neighbours of a row, 0 past its end */
-DEVICE void load_eight(float (&x)[8], const elem *row, int column, int real, int is_plain)
+/* eight neighbours of a row that lies on 16 bytes, 0 past its end */
+DEVICE void load_whole(float (&x)[8], const float *row, int column, int real)
 {
-    if (is_plain) {
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-            x[i] = column + i < real ? to_float(__ldg(row + column + i)) : 0.f;
-        return;
-    }
-#if CFG_F32
 #pragma unroll
     for (int i = 0; i < 8; i += 4) {
         float4 w = column + i < real ? __ldg((const float4 *)(row + column + i))
                                      : make_float4(0.f, 0.f, 0.f, 0.f);
         x[i] = w.x, x[i + 1] = w.y, x[i + 2] = w.z, x[i + 3] = w.w;
     }
-#else
+}
+
+#if !CFG_F32
+DEVICE void load_whole(float (&x)[8], const elem *row, int column, int real)
+{
     uint4 w = column < real ? __ldg((const uint4 *)(row + column)) : make_uint4(0, 0, 0, 0);
     u32 words[4] = {w.x, w.y, w.z, w.w};
 #pragma unroll
     for (int i = 0; i < 8; i++)
-        x[i] = to_float((u16)(words[i / 2] >> (i & 1) * 16));
+        x[i] = to_float((elem)(words[i / 2] >> (i & 1) * 16));
+}
 #endif
+
+/* eight neighbours of any row, 0 past its end */
+template <class ELEMENT>
+DEVICE void load_eight(float (&x)[8], const ELEMENT *row, int column, int real, int is_plain)
+{
+    if (!is_plain) {
+        load_whole(x, row, column, real);
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        x[i] = column + i < real ? to_float(__ldg(row + column + i)) : 0.f;
 }
 
 DEVICE float sum_of_lanes(float x)
@@ -158,7 +168,8 @@ extern "C" __global__ void __launch_bounds__(PREPARE_THREADS)
     int is_row = b < p.f.B && m < s.q_len, at = s.q_first + m;
     float x[8], y[8], dot = 0.f, norm = 0.f, lse = -NEG_INF;
     let_next();
-    const elem *o = (const elem *)p.f.o, *d_out = (const elem *)p.d_out;
+    const out_elem *o = (const out_elem *)p.f.o;
+    const elem *d_out = (const elem *)p.d_out;
     if (is_row) {
         o += b * p.f.os.b + h * p.f.os.h + at * p.f.os.n;
         d_out += b * p.dos.b + h * p.dos.h + at * p.dos.n;

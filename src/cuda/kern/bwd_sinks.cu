@@ -12,7 +12,7 @@
 /* Whether row `at` of out is 0, as of a row without a live key. */
 DEVICE int is_row_zero(const cu_fwd &p, int b, int h, int at)
 {
-    const elem *o = (const elem *)p.o + b * p.os.b + h * p.os.h + at * p.os.n;
+    const out_elem *o = (const out_elem *)p.o + b * p.os.b + h * p.os.h + at * p.os.n;
     for (int i = 0; i < CFG_E_REAL; i++)
         if (to_float(o[i]) != 0.f)
             return 0;

@@ -334,6 +334,11 @@ DEVICE elem from_float(float x)
 /* One stored element of a result: f32 where parts of the keys are to be merged. */
 #if CFG_OUT_F32
 typedef float out_elem;
+
+DEVICE float to_float(out_elem x)
+{
+    return x;
+}
 #else
 typedef elem out_elem;
 #endif
