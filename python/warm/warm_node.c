@@ -33,6 +33,18 @@ static PyObject *what_is_saved(PyObject *const *tensors, Py_ssize_t n, PyObject 
     return saved;
 }
 
+/* What the user is given of an output that is kept: itself, or rounded to call.narrow. */
+static PyObject *rounded(PyObject *out, PyObject *call)
+{
+    PyObject *narrow = warm_get(call, NAME_NARROW), *made = NULL;
+    if (narrow)
+        made = narrow == Py_None
+                   ? Py_NewRef(out)
+                   : PyObject_CallMethodObjArgs(out, warm_names[NAME_TO], narrow, NULL);
+    Py_XDECREF(narrow);
+    return made;
+}
+
 static int keep(PyObject *node, PyObject *entry, PyObject *saved)
 {
     return !saved || PyObject_SetAttr(node, warm_names[NAME_ENTRY], entry)
@@ -51,7 +63,7 @@ static PyObject *forward(PyObject *module, PyObject *const *args, Py_ssize_t n)
         PyObject *of_mask = warm_get(call, NAME_OF_MASK);
         PyObject *saved = of_mask ? what_is_saved(args + 2, n - 2, made, of_mask) : NULL;
         if (!keep(args[0], args[1], saved))
-            out = Py_NewRef(PyTuple_GetItem(made, 0));
+            out = rounded(PyTuple_GetItem(made, 0), call);
         Py_XDECREF(saved);
         Py_XDECREF(of_mask);
     }

@@ -22,7 +22,8 @@ typedef struct {
 typedef struct {
     int word;        /* -1: the result is None */
     int of;          /* the input that it is like, or -1: */
-    PyObject *model; /* a tensor that it is like */
+    PyObject *model; /* a tensor that it is like; with an input NULL, or: */
+    PyObject *dtype; /* keywords of empty_like, where the result has a dtype of its own */
 } output;
 typedef struct {
     PyObject base;
@@ -45,8 +46,10 @@ static size_t held_bytes; /* rooms of all Runs that have a kept one; under the G
 static void run_free(PyObject *self)
 {
     Run *s = (Run *)self;
-    for (int i = 0; i < s->n_outputs; i++)
+    for (int i = 0; i < s->n_outputs; i++) {
         Py_XDECREF(s->outputs[i].model);
+        Py_XDECREF(s->outputs[i].dtype);
+    }
     Py_XDECREF(s->room_model);
     if (s->kept)
         held_bytes -= s->room;
@@ -105,7 +108,10 @@ static int read_outputs(Run *s, PyObject *triples)
         if (!PyArg_ParseTuple(PyTuple_GetItem(triples, s->n_outputs), "iiO", &out->word,
                               &out->of, &model))
             return -1;
-        out->model = Py_NewRef(model);
+        if (out->of < 0)
+            out->model = Py_NewRef(model);
+        else if (model != Py_None && !(out->dtype = Py_BuildValue("{sO}", "dtype", model)))
+            return -1;
         if (out->of >= s->n_inputs) {
             PyErr_SetString(PyExc_ValueError, "a result like an input that is not there");
             return -1;
@@ -242,18 +248,31 @@ static uint64_t room_of(Run *s, int keeps, void *stream, PyObject **held)
     return at ? (at + 63) & ~(uintptr_t)63 : 0;
 }
 
+static PyObject *make_output(const output *out, PyObject *const *inputs)
+{
+    PyObject *like = out->of < 0 ? out->model : inputs[out->of];
+    if (!out->dtype)
+        return PyObject_CallFunctionObjArgs(warm_empty_like, like, NULL);
+    PyObject *one = PyTuple_New(1), *made = NULL;
+    if (one) {
+        PyTuple_SetItem(one, 0, Py_NewRef(like));
+        made = PyObject_Call(warm_empty_like, one, out->dtype);
+    }
+    Py_XDECREF(one);
+    return made;
+}
+
 /* Makes the results and writes their addresses; a tuple, or NULL. */
 static PyObject *make_outputs(const Run *s, PyObject *const *inputs, uint64_t *words)
 {
     PyObject *made = PyTuple_New(s->n_outputs);
     for (int i = 0; made && i < s->n_outputs; i++) {
         const output *out = &s->outputs[i];
-        PyObject *t = Py_None, *like = out->of < 0 ? out->model : inputs[out->of];
+        PyObject *t = Py_None;
         dl_tensor d;
         if (out->word < 0) {
             Py_INCREF(t);
-        } else if ((t = PyObject_CallFunctionObjArgs(warm_empty_like, like, NULL))
-                   && warm_look(t, &d)) {
+        } else if ((t = make_output(out, inputs)) && warm_look(t, &d)) {
             words[out->word] = (uint64_t)(uintptr_t)warm_address_of(&d);
         } else {
             if (!PyErr_Occurred())

@@ -102,6 +102,15 @@ _declare(
     C.c_int64,
     _E,
 )
+_declare(
+    "mod_sums_keys",
+    _S,
+    _P,
+    C.POINTER(C.c_char_p),
+    C.c_int32,
+    C.POINTER(C.c_int32),
+    _E,
+)
 _declare("mod_destroy", None, _P)
 _declare("prelude", C.POINTER(PreludeEntry), C.c_int32)
 _declare("context_create", _S, C.POINTER(ContextOptions), C.POINTER(_P), _E)

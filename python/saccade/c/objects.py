@@ -86,6 +86,14 @@ class Mod:
         """What it names, its calls written out: index variables, sizes, captures."""
         return frozenset(re.findall(r"[A-Za-z_]\w*", self.print()))
 
+    @functools.lru_cache(maxsize=256)  # noqa: B019 - mods live as long as their cache
+    def sums_keys(self, names: tuple[str, ...]) -> bool:
+        """Whether gradients of these captures add terms of several keys of a row up."""
+        array = (C.c_char_p * max(1, len(names)))(*[n.encode() for n in names])
+        found = C.c_int32()
+        abi.call("mod_sums_keys", self.handle, array, len(names), C.byref(found))
+        return bool(found.value)
+
     def __del__(self):
         if getattr(self, "handle", None) and lib is not None:
             lib.saccade_mod_destroy(self.handle)

@@ -10,7 +10,7 @@ from torch.autograd import forward_ad
 
 from ..c import objects
 from .batched import NO_SECOND_BATCHED, gradients_of_each, is_batched, is_many, of_each
-from .calls import FakeCall
+from .calls import FakeCall, rounded
 from .checks import NO_SECOND, NO_SECOND_OF, NO_THIRD, SELECT_CHANGES
 from .gradients import gradients, second
 from .memory import NO_VMAP
@@ -23,7 +23,8 @@ _unpack = torch._VF._unpack_dual
 
 class Attention(torch.autograd.Function):
     """Inputs are query, key, value and the tensors that the score captures. They are saved with
-    out, lse and what the mask captures, so that a change of any in place is an error."""
+    out, as the call made it, lse and what the mask captures, so that a change of any in place
+    is an error."""
 
     @staticmethod
     def forward(ctx, entry, query, key, value, *captured):
@@ -34,7 +35,7 @@ class Attention(torch.autograd.Function):
         ctx.save_for_backward(query, key, value, out, lse, *captured, *call.of_mask)
         if row_max is not None:
             ctx.mark_non_differentiable(row_max)
-        return out, lse if entry.shows_lse else None, row_max
+        return rounded(out, call.narrow), lse if entry.shows_lse else None, row_max
 
     @staticmethod
     def backward(ctx, d_out, d_lse, _):
@@ -52,7 +53,7 @@ class Out(torch.autograd.Function):
         out, lse, _ = call(query, key, value, entry.tail)
         ctx.entry = entry
         ctx.save_for_backward(query, key, value, out, lse, *captured, *call.of_mask)
-        return out
+        return rounded(out, call.narrow)
 
     @staticmethod
     def backward(ctx, d_out):
@@ -77,7 +78,7 @@ class WithSinks(torch.autograd.Function):
         ctx.save_for_backward(query, key, value, out, lse, *captured, *call.of_mask, sinks)
         if row_max is not None:
             ctx.mark_non_differentiable(row_max)
-        return out, lse, row_max
+        return rounded(out, call.narrow), lse, row_max
 
     @staticmethod
     def backward(ctx, d_out, d_lse, _):

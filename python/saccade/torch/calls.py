@@ -33,9 +33,11 @@ def _hints(queries, keys, mask):
 class Runner:
     """What calls of one problem share: plan, captures, block mask, workspace. needs: for which
     of q, k, v and the score's captures backward is to make gradients; none: forward only.
-    sinks: the dtype of those that runs will have, by its name."""
+    sinks: the dtype of those that runs will have, by its name. keeps: whether out is f32."""
 
-    def __init__(self, q, k, v, score, mask, scale, backend, needs=(), dropout=0.0, sinks=""):
+    def __init__(
+        self, q, k, v, score, mask, scale, backend, needs=(), dropout=0.0, sinks="", keeps=False
+    ):
         self.keep = [score.bound] if score is not None else []
         self.more = ()
         if dropout:
@@ -60,6 +62,7 @@ class Runner:
             backend = "ref" if q.dtype is torch.float64 and device == "cpu" else device
         threads = -torch.get_num_threads() if device == "cpu" else 0  # at most
         name = dtype_name(q)
+        self.more += kept_f32(name) if keeps else ()
         self.problem = (
             objects.context(threads),
             B if backend == "cuda" else 0,
@@ -123,6 +126,20 @@ class Runner:
         return [(n, view(t)) for n, t in zip(handle.mod.names, moved)]
 
 
+HALVES = torch.bfloat16, torch.float16
+
+
+def keeps_f32(dtype, bound, names) -> bool:
+    """Whether backward is to have the output in f32, what rounding it takes away included: of
+    queries of this dtype and gradients of these captures of a score (docs/limits.md)."""
+    return dtype in HALVES and bool(names) and bound.sums_keys(tuple(names))
+
+
+def kept_f32(name):
+    """Members of a problem of this dtype whose output is f32 and comes back so."""
+    return (("out_dtype", abi.DTYPES["f32"]), ("d_out_dtype", abi.DTYPES[name]))
+
+
 @functools.lru_cache(maxsize=None)
 def weight_of(rate):
     """The bound mod that drops weights at this rate; kept, as plans are found by its handle."""
@@ -136,12 +153,14 @@ _LEAST, SMALL = 1 << 20, 64 << 20
 
 
 class Call:
-    """A runner for tensors of one layout: everything of the C arguments but addresses."""
+    """A runner for tensors of one layout: everything of the C arguments but addresses. narrow:
+    None, or what the output is to be rounded to, which is f32."""
 
     dropout = 0  # where seed and offset lie, of calls that drop weights
 
-    def __init__(self, runner, q, k, v, want_lse, want_max, may_keep=True):
-        self.runner, self.plan = runner, runner.plan.handle
+    def __init__(self, runner, q, k, v, want_lse, want_max, may_keep=True, narrow=None):
+        self.runner, self.plan, self.narrow = runner, runner.plan.handle, narrow
+        self.out_dtype = q.dtype if narrow is None else torch.float32
         self.width = v.shape[3] if v.shape[3] != q.shape[3] else 0
         self.stats = stats_dtype(q)
         self.lse, self.row_max = want_lse, want_max
@@ -155,7 +174,7 @@ class Call:
         self.times = getattr(handle, "times", None)  # of a mask whose blocks are selected
         self.of_mask += [self.times] if self.times is not None else []
         self.refs = []
-        out = output_like(q, v.shape[3])
+        out = output_like(q, v.shape[3], self.out_dtype)
         rows = q.new_empty(q.shape[:3], dtype=self.stats)
         parts = [objects.pack(view(t))[8:] for t in (q, k, v, out)]
         parts += [
@@ -175,7 +194,7 @@ class Call:
         text, links, at = objects.words(self.wanted, self.room, tensors)
         made = [
             result(at[3], out, out.stride()) if self.width else
-            result(at[3], q, out.stride(), 0),
+            result(at[3], q, out.stride(), 0, None if self.narrow is None else out.dtype),
             result(at[4], rows, rows.stride()) if self.lse else NOTHING,
             result(at[5], rows, rows.stride()) if self.row_max else NOTHING,
         ]
@@ -203,7 +222,10 @@ class Call:
                 return made
         if self.copies:
             q, k, v = prepared(q, k, v)
-        out = torch.empty_like(q) if self.like else output_like(q, v.shape[3])
+        if self.like:
+            out = torch.empty_like(q, dtype=self.out_dtype)
+        else:
+            out = output_like(q, v.shape[3], self.out_dtype)
         lse = row_max = None
         lse_at = max_at = room_at = stream = 0
         if self.lse:
@@ -248,7 +270,7 @@ class Call:
 class FakeCall:
     """Shapes and strides of the results, for tensors without data."""
 
-    of_mask, dropout, warm_backward = (), 0, (None, None, None)
+    of_mask, dropout, warm_backward, narrow = (), 0, (None, None, None), None
 
     def __init__(self, want_lse, want_max):
         self.lse, self.row_max = want_lse, want_max
@@ -292,16 +314,21 @@ def stats_dtype(q: torch.Tensor) -> torch.dtype:
     return torch.float64 if q.dtype is torch.float64 else torch.float32
 
 
-def output_like(q, width):
+def rounded(out, narrow):
+    """What a user is given of a call's output."""
+    return out if narrow is None else out.to(narrow)
+
+
+def output_like(q, width, dtype=None):
     """Empty [B, H, L, Ev] whose strides are in the order of the query's; contiguous where the
-    query has to be copied for its rows."""
+    query has to be copied for its rows. dtype: other than the query's."""
     B, H, L, E = q.shape
     is_plain = q.is_contiguous() and (1 not in (B, H, L) or 0 in q.stride())
     if is_plain or q.stride(3) != 1:
-        return q.new_empty((B, H, L, width))
+        return q.new_empty((B, H, L, width), dtype=dtype)
     order = sorted(range(3), key=lambda d: -q.stride(d)) + [3]
     shape = [(B, H, L, width)[d] for d in order]
-    return q.new_empty(shape).permute([order.index(d) for d in range(4)])
+    return q.new_empty(shape, dtype=dtype).permute([order.index(d) for d in range(4)])
 
 
 def whole_rows(t):
@@ -340,15 +367,17 @@ def decoded(q, k, v):
 
 def new_call(
     q, k, v, score, mask, scale, backend, want_lse, want_max, needs=(), dropout=0.0,
-    may_keep=True, sinks="",
+    may_keep=True, sinks="", keeps=False,
 ):  # fmt: skip
-    """may_keep: whether the call may keep a workspace on a GPU for the next."""
+    """may_keep: whether the call may keep a workspace on a GPU for the next. keeps: whether the
+    output is f32, for backward, and what the user is given is rounded from it."""
     made_q, made_k, made_v = prepared(q, k, v)
     # plans and copies of block masks are made for the current device
     with torch.cuda.device_of(q):
         tensors, weights = (made_q, made_k, made_v), (dropout, sinks)
-        runner = Runner(*tensors, score, mask, scale, backend, needs, *weights)
-    call = Call(runner, made_q, made_k, made_v, want_lse, want_max, may_keep)
+        runner = Runner(*tensors, score, mask, scale, backend, needs, *weights, keeps)
+    narrow = q.dtype if keeps else None
+    call = Call(runner, made_q, made_k, made_v, want_lse, want_max, may_keep, narrow)
     call.copies = made_q is not q or made_k is not k or made_v is not v
     if call.copies:
         call.warm = None

@@ -20,10 +20,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ..c import abi, objects
 from . import dynamo, masks, warm
 from .beside import CallBeside, drawn_state
 from .block_mask import BlockMask, noop_mask
-from .calls import autocast, decoded, new_call, output_like, stats_dtype
+from .calls import HALVES, autocast, decoded, new_call, output_like, rounded, stats_dtype
 from .checks import (
     INVARIANCE,
     backend_of,
@@ -43,7 +44,7 @@ from .graph_masks import of_number, stands_for
 from .masks import mask_of_tensors, mask_or_mod
 from .memory import NO_VMAP, has_moved
 from .mod_arguments import OPERANDS, ModArguments, Operands
-from .mods import AnyMod, Resolved, place, text_of, untraced
+from .mods import AnyMod, Resolved, name_of_dtype, place, text_of, untraced
 from .recording import fake_mode, is_traced
 
 _calls: dict = {}
@@ -55,14 +56,14 @@ class _OpCall:
     """A call whose captured tensors come with each run; it holds none of them."""
 
     def __init__(self, q, k, v, score: Optional[AnyMod], n_tensors, mask, how):
-        scale, backend, dropout, want_lse, want_max = how
+        scale, backend, dropout, want_lse, want_max, keeps = how
         found = None
         if score is not None:
             found = Resolved(score, "score", q.device.type, q.dtype is torch.float64)
         self.reusable, self.n_tensors = found is None or not found.copied, n_tensors
         given = scale, backend, want_lse, want_max
         self.call = new_call(
-            q, k, v, found, mask, *given, dropout=dropout, may_keep=not q.is_cuda
+            q, k, v, found, mask, *given, dropout=dropout, may_keep=not q.is_cuda, keeps=keeps
         )
         if q.is_cuda and q.device not in _seeded:
             self.call.warm = None  # holds a tensor, which a pool of CUDA graphs forbids
@@ -116,9 +117,10 @@ def _is_fetched(t) -> bool:
     return t.is_cuda and t.dim() == 0
 
 
-def _op_call(q, k, v, x: Operands, want_lse, want_max) -> _OpCall:
+def _op_call(q, k, v, x: Operands, *wants) -> _OpCall:
+    """wants: lse, row maxima, the output in f32."""
     live = of_number(x.block_mask, x.block) if x.block_mask else None
-    mods, how = x.mods, (x.scale, x.backend, x.dropout, want_lse, want_max)
+    mods, how = x.mods, (x.scale, x.backend, x.dropout, *wants)
     key = (
         tuple(map(_layout, (q, k, v, *mods.captures, *x.lists))),
         tuple(mods.numbers),
@@ -207,10 +209,11 @@ def _as_text(kind: str, mod: Any, is_double: bool = False) -> Any:
     "saccade::flex",
     mutates_args=(),
     schema=f"(Tensor q, Tensor k, Tensor v, {OPERANDS}, bool want_lse, bool want_max, "
-    "bool enable_gqa) -> (Tensor, Tensor, Tensor)",
+    "bool enable_gqa, bool keeps=False) -> (Tensor, Tensor, Tensor)",
 )
 def flex(q, k, v, *given):
-    x, (want_lse, want_max, enable_gqa) = Operands.read(given)
+    """keeps: whether out is f32, for backward; the graph rounds it for the user."""
+    x, (want_lse, want_max, enable_gqa, keeps) = _read(given)
     live = of_number(x.block_mask, x.block) if x.block_mask else None
     is_plain = x.backend == "auto" and not x.dropout and not q.is_cuda
     if is_plain and not (x.mods.captures or x.mods.numbers or x.lists):
@@ -218,7 +221,7 @@ def flex(q, k, v, *given):
         with torch.no_grad() if torch.is_grad_enabled() else _AS_IS:
             found = run(q, k, v, *mods, x.scale, None, want_lse, want_max, enable_gqa)
     else:
-        call = _op_call(q, k, v, x, want_lse, want_max)
+        call = _op_call(q, k, v, x, want_lse, want_max, keeps)
         found = call(q, k, v, x.mods.captures, x.drawn)
     out, lse, row_max = found
     if live is not None and lse is not None:
@@ -229,13 +232,19 @@ def flex(q, k, v, *given):
     return out, lse, _no_rows(q) if row_max is None else row_max
 
 
+def _read(given):
+    """Operands, and the four that are behind them: graphs of before `keeps` have three."""
+    x, rest = Operands.read(given)
+    return x, (*rest, False)[:4]
+
+
 def _no_rows(q):
     return torch.empty(0, dtype=stats_dtype(q), device=q.device)
 
 
 @flex.register_fake
 def _(q, k, v, *given):
-    want_lse, want_max, enable_gqa = given[-3:]
+    want_lse, want_max, enable_gqa, keeps = _read(given)[1]
 
     def rows(wanted):
         return q.new_empty(q.shape[:3] if wanted else (0,), dtype=stats_dtype(q))
@@ -244,7 +253,8 @@ def _(q, k, v, *given):
     check_shapes(q, k, v, enable_gqa)
     if q.device.type == "cuda" and q.device not in _seeded:
         _seed(q.device)
-    return output_like(q, v.shape[3]), rows(want_lse), rows(want_max)
+    out = output_like(q, v.shape[3], torch.float32 if keeps else None)
+    return out, rows(want_lse), rows(want_max)
 
 
 def _seed(device):
@@ -268,7 +278,9 @@ def flex_backward(tensors, d_lse, needs, *given):
     if live is not None and live.selections:
         known = getattr(tensors[4].untyped_storage(), "saccade_selections", live.selections)
         check_selections(live, known)
-    found = _op_call(*tensors[:3], x, True, want_max)
+    q, out, d_out = tensors[0], tensors[3], tensors[5]
+    found = _op_call(*tensors[:3], x, True, want_max, out.dtype is not q.dtype)
+    tensors = [*tensors[:5], d_out.to(q.dtype)]
     made = found.backward(tuple(needs), tensors, x.mods.captures, d_lse, x.drawn)
     return [_none_of(tensors[0]) if t is None else t for t in made]
 
@@ -439,7 +451,8 @@ def _operator(q, k, v, mods, number, lists, block, *rest):
     trains = torch.is_grad_enabled() and any(
         [t.requires_grad for t in (q, k, v, *mods.captures)]
     )
-    return torch.ops.saccade.flex(
+    keeps = trains and q.dtype in HALVES and _keeps(*_learned(mods))
+    out, lse, row_max = torch.ops.saccade.flex(
         q,
         k,
         v,
@@ -451,7 +464,33 @@ def _operator(q, k, v, mods, number, lists, block, *rest):
         want_lse or trains,
         want_max,
         enable_gqa,
+        keeps,
     )
+    return rounded(out, q.dtype if keeps else None), lse, row_max
+
+
+def _learned(mods):
+    """The score's text; name, dtype and rank of what it captures; and the names of what of it
+    requires gradients."""
+    score, _ = mods.named()
+    types = [
+        (n, x.dtype, x.dim()) if isinstance(x, torch.Tensor) else (n, type(x).__name__, 0)
+        for n, x in score.items()
+    ]
+    wanted = [n for n, x in score.items() if isinstance(x, torch.Tensor) and x.requires_grad]
+    return mods.score, tuple(types), tuple(wanted)
+
+
+@torch.compiler.assume_constant_result
+def _keeps(text, types, wanted) -> bool:
+    """keeps_f32 of a score in 16 bits as a graph has it; an error is the call's to say."""
+    kinds = {"int": "i32", "float": "f32"}
+    try:
+        named = [(n, kinds[t] if t in kinds else name_of_dtype(t), r) for n, t, r in types]
+        bound = objects.bound_mod(abi.SCORE, text, tuple(named)) if wanted else None
+        return bound is not None and bound.sums_keys(wanted)
+    except ValueError:
+        return False
 
 
 def _of_graphs(q, k, v, found, mods, number, lists, block, *rest):

@@ -21,7 +21,7 @@ from . import warm
 from .autograd import Slots, apply, node, out_of
 from .beside import Beside, with_sinks
 from .bounds import check_score
-from .calls import FakeCall, autocast, decoded, new_call
+from .calls import FakeCall, autocast, decoded, keeps_f32, new_call
 from .checks import (
     NoRows,
     backend_of,
@@ -46,7 +46,9 @@ _calls: dict = {}
 _patterns: dict = {}
 _warm: dict = {}  # by identity of the mods; then the extension looks at the tensors
 _ENTRIES = 512
-PLAIN = 0.0, "", False  # at which rate weights are dropped, the dtype of sinks, if they train
+# At which rate weights are dropped, the dtype of sinks, if they train, and if backward has the
+# output as it was rounded.
+PLAIN, ROUNDED = (0.0, "", False, False), (0.0, "", False, True)
 _lock = threading.Lock()
 
 
@@ -165,7 +167,7 @@ def run(
     beside, trains_sinks = PLAIN, False
     if is_apart:
         trains_sinks = sinks is not None and sinks.requires_grad and torch.is_grad_enabled()
-        beside = dropout, "" if sinks is None else dtype_name(sinks), trains_sinks
+        beside = dropout, "" if sinks is None else dtype_name(sinks), trains_sinks, False
     try:
         found, q, k, v = _find(
             q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gqa, beside
@@ -304,7 +306,7 @@ def _find(q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gq
 
 def _make(key, q, k, v, score_mod, block_mask):
     scale, (want_lse, want_max, backend, gqa, (_, *beside), needs) = key[2], key[15:]
-    dropout, sinks, trains_sinks = beside
+    dropout, sinks, trains_sinks, is_rounded = beside
     if q.device.type == "meta" or isinstance(q, FakeTensor):
         check_layout(q, k, v)
         check_shapes(q, k, v, gqa)
@@ -339,9 +341,12 @@ def _make(key, q, k, v, score_mod, block_mask):
         if score is not None:
             check_score(score, mask, q.shape, k.shape)
         lse = want_lse or trains_sinks or bool(wanted)
+        learned = [n for n, w in zip(score.names, wanted[3:]) if w] if score is not None else ()
+        keeps = not is_rounded and keeps_f32(q.dtype, score and score.bound, learned)
         call = new_call(
-            q, k, v, score, mask, scale, backend, lse, want_max, wanted, dropout, sinks=sinks
-        )
+            q, k, v, score, mask, scale, backend, lse, want_max, wanted, dropout, sinks=sinks,
+            keeps=keeps,
+        )  # fmt: skip
         if content:
             _keep(_calls, content, call, [mask] if mask is not None else [])
     tail, array = call.bound_to([v.address for v in score.views] if score is not None else [])

@@ -19,7 +19,7 @@ from .autograd import Slots, _gradients
 from .batched import is_many, of_each
 from .checks import NO_SECOND, check_selections
 from .compiled import in_graph, unproven
-from .entries import PLAIN, _find, run
+from .entries import ROUNDED, _find, run
 from .forward_mode import check_device, tangents
 from .gradients import second
 from .masks import Unproven, mask_or_mod
@@ -221,7 +221,7 @@ def _with_leaves(spec, given, needs):
     with torch.enable_grad():
         leaves = [t.detach().requires_grad_(w) for t, w in zip(given, needs)]
         score = spec.score(leaves[3:])
-        settings = spec.scale, spec.options, True, False, spec.gqa, PLAIN
+        settings = spec.scale, spec.options, True, False, spec.gqa, ROUNDED
         return leaves, _find(*leaves[:3], score, spec.mask, *settings)[0]
 
 

@@ -7,13 +7,12 @@ import threading
 import torch
 
 from ..c import backward, extension, objects
-from .calls import SMALL, current_stream, prepared, whole_rows, workspace
+from .calls import HALVES, SMALL, current_stream, prepared, whole_rows, workspace
 from .memory import check_stays
 from .mods import view
 from .warm import NOTHING, result, room_of, run_of
 
 _lock = threading.Lock()
-_HALVES = torch.bfloat16, torch.float16
 
 
 class _Layout:
@@ -33,7 +32,7 @@ class _Layout:
         known = backward.split_bindings(runner.bindings, runner.n_bindings)
         n, names = len(captures), [name for name, _ in known]
         # Sums are rounded once, to 16 bits too.
-        self.dtypes = [t.dtype if t.dtype in _HALVES else sums for t in captures]
+        self.dtypes = [t.dtype if t.dtype in HALVES else sums for t in captures]
         wanted = [
             (x, (t.shape, d))
             for x, t, d, w in zip(names, captures, self.dtypes, needs[3:])
@@ -118,7 +117,7 @@ def gradients(call, needs, q, k, v, out, lse, d_out, d_lse, captures, sinks=(0, 
     if call.copies:
         q, k, v = prepared(q, k, v)
     if d_out is None:
-        d_out = torch.zeros_like(out)
+        d_out = torch.zeros_like(out, dtype=q.dtype)
     else:
         d_out = whole_rows(d_out)
     d_lse = None if d_lse is None else d_lse.resolve_neg()

@@ -36,10 +36,14 @@ _KINDS = {"mask": abi.MASK, "score": abi.SCORE}
 
 
 def dtype_name(t: torch.Tensor) -> str:
+    return name_of_dtype(t.dtype)
+
+
+def name_of_dtype(dtype: torch.dtype) -> str:
     try:
-        return _DTYPES[t.dtype]
+        return _DTYPES[dtype]
     except KeyError:
-        raise ValueError(f"got a tensor of {t.dtype}, expected bool, int or float") from None
+        raise ValueError(f"got a tensor of {dtype}, expected bool, int or float") from None
 
 
 def written(*tensors: torch.Tensor | None) -> None:

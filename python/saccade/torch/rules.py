@@ -71,7 +71,7 @@ def _flex(keys, q, k, v, captures, *rest):
 
 
 def _with_rates(given, rates, made, operands):
-    (out, lse, row_max), (x, (want_lse, want_max, _)) = made, Operands.read(operands)
+    (out, lse, row_max), (x, (want_lse, want_max, *_)) = made, Operands.read(operands)
     check_device(out)
     if x.dropout:
         raise NotImplementedError(NO_DRAWN_RATES)
@@ -85,7 +85,7 @@ def _with_rates(given, rates, made, operands):
             *given[:3], *x.flat(), rates[:n], moves
         )
     lse = forward_ad.make_dual(lse, lse_dot, level=0) if want_lse else lse
-    return forward_ad.make_dual(out, out_dot, level=0), lse, row_max
+    return forward_ad.make_dual(out, out_dot.to(out.dtype), level=0), lse, row_max
 
 
 def _refusing(operator):

@@ -11,7 +11,7 @@ from ..c import abi, objects
 from .autograd import Slots, check_rates
 from .batched import gradients_of_each, is_batched
 from .beside import drawn_state
-from .calls import autocast, stats_dtype, weight_of
+from .calls import autocast, keeps_f32, kept_f32, rounded, stats_dtype, weight_of
 from .checks import (
     MOST_ROWS,
     NO_SECOND_OF,
@@ -136,6 +136,7 @@ class _Call:
     lengths: tuple  # cu_seqlens and maxima of queries and of keys, alignment to the end
     paged: tuple  # block_table and seq_lens, or two None
     weight = state = None  # of calls that drop weights: the mod, seed and offset
+    keeps = False  # whether out is f32, for backward
 
     def __init__(self, q, k, v, mask, score, scale, options):
         self.mods = _mods(score, mask, q)
@@ -153,6 +154,8 @@ class _Call:
             more += (("sinks_dtype", abi.DTYPES[dtype_name(sinks)]),)
         if self.weight is not None:
             more += (("weight", self.weight.handle),)
+        if self.keeps:
+            more += kept_f32(self.dtypes[0])
         with torch.cuda.device_of(q):
             return objects.plan(
                 objects.context(0 if q.is_cuda else -torch.get_num_threads()),
@@ -198,7 +201,8 @@ class _Call:
 
     def forward(self, q, k, v, sinks, wants_lse):
         plan = self.plan(q, k, sinks, 0)
-        out = q.new_empty((*q.shape[:2], v.shape[-1]))
+        dtype = torch.float32 if self.keeps else q.dtype
+        out = q.new_empty((*q.shape[:2], v.shape[-1]), dtype=dtype)
         lse = q.new_empty(q.shape[:2], dtype=stats_dtype(q)) if wants_lse else None
         clear_rows_of_none(self.lengths[0], out, lse)
         a = self.arguments(abi.ForwardArgs, q.device, k)
@@ -257,13 +261,16 @@ def _tensors_of(score):
 class _Varlen(torch.autograd.Function):
     @staticmethod
     def forward(ctx, call, q, k, v, sinks, *_):
+        score, wanted = call.mods[0], ctx.needs_input_grad[5:]
+        names = [n for (n, _, _), w in zip(call.learned, wanted) if w]
+        call.keeps = keeps_f32(q.dtype, score and score.bound, names)
         out, lse = call.forward(q, k, v, sinks, True)
         also = [t for t in (*call.lengths[:2], *call.paged) if t is not None]
         captured = [t for m in call.mods if m is not None for t in m.captured]
         ctx.save_for_backward(q, k, v, out, lse, sinks, *also, *captured)
         ctx.call = call
         ctx.set_materialize_grads(False)
-        return out, lse
+        return rounded(out, q.dtype if call.keeps else None), lse
 
     @staticmethod
     def backward(ctx, d_out, d_lse):
@@ -276,7 +283,8 @@ class _Varlen(torch.autograd.Function):
         def one(d_out, d_lse, saved):
             given = saved[:6]  # the others: a change in place is an error
             with torch.no_grad():
-                d = torch.zeros_like(given[3]) if d_out is None else d_out
+                q, out = given[0], given[3]
+                d = torch.zeros_like(out, dtype=q.dtype) if d_out is None else d_out
                 made = ctx.call.backward(given, needs, d, d_lse)
             return last(message, made, (d_out, d_lse, *saved))
 

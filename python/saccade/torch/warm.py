@@ -15,9 +15,10 @@ extension = built.begin(torch.Tensor, torch.nn.Parameter, torch.empty_like)
 
 def run_of(function, plan, words, links, inputs, outputs, room, places, may_keep=True):
     """A call as the extension has it, or None where it cannot have it. inputs: (tensor, word);
-    outputs: (word, input that it is like, model), of `result`; room: of a workspace, None for a
-    thread's own; places: words of the tail, the workspace, the stream and dropout's tensor.
-    may_keep: whether a workspace on a GPU may stay for the next call."""
+    outputs, of `result`: (word, input that it is like, its dtype if that is another), or (word,
+    -1, model); room: of a workspace, None for a thread's own; places: words of the tail, the
+    workspace, the stream and dropout's tensor. may_keep: whether a workspace on a GPU may stay
+    for the next call."""
     if extension is None:
         return None
     try:
@@ -42,12 +43,12 @@ def seed_of(dtype, device):
     return found
 
 
-def result(word, like, strides, index=-1):
+def result(word, like, strides, index=-1, dtype=None):
     """The output of these strides: like the input `index`, or contiguous, or None where
-    empty_like makes neither."""
-    if index >= 0 and torch.empty_like(like).stride() == strides:
-        return word, index, None
-    model = seed_of(like.dtype, like.device).expand(like.shape)
+    empty_like makes neither. dtype: other than that of `like`."""
+    if index >= 0 and torch.empty_like(like, dtype=dtype).stride() == strides:
+        return word, index, dtype
+    model = seed_of(dtype or like.dtype, like.device).expand(like.shape)
     return (word, -1, model) if torch.empty_like(model).stride() == strides else None
 
 
