@@ -68,6 +68,7 @@ def worker(rank, store):
     ):
         bias.grad = None
         over_ranks(rank, mode, by_torch, whole, weight, masks, bias, score, out, lse, want)
+        slopes_in_16_bits(mode, by_torch, masks)
     second_derivatives(whole, masks)
     calls_that_are_not_over_ranks(whole, masks)
     for mode in ("gather", "staged", "heads"):
@@ -79,6 +80,35 @@ def worker(rank, store):
     other_batch_later(rank, whole, masks)
     late_over_heads(rank, whole, masks)
     os._exit(0)  # what was sent in vain is still there, and gloo would wait for it
+
+
+def slopes_in_16_bits(mode, by_torch, masks):
+    """Their gradients where V has a mean: ranks keep the output in f32, as one process does."""
+    from saccade.torch import context_parallel, flex_attention
+
+    g = torch.Generator().manual_seed(5)
+    q, k, v, d = (torch.randn(1, H, N, D, generator=g) for _ in range(4))
+    q, k, v, d = (t.bfloat16() for t in (q, k, v + 10, d))
+    slopes = 2.0 ** -torch.arange(1.0, H + 1)
+    exact = slopes.double().requires_grad_()
+    i, j = torch.arange(N).view(-1, 1), torch.arange(N)
+    live = (i >= j) & (i // 200 == j // 200)
+    s = q.double() @ k.double().mT / D**0.5 + exact.view(-1, 1, 1) * (j - i)
+    s = torch.softmax(s.masked_fill(~live, -torch.inf), 3)
+    (s @ v.double()).backward(d.double())
+    learned = slopes.clone().requires_grad_()
+    keys = 64 if mode == "staged" else 0
+    with context_parallel(
+        None, (1, H, N, D), masks, kv_heads=H, mode=mode, stage_keys=keys, dtype=torch.bfloat16
+    ) as cp:
+        cp.local = by_torch
+        q, k, v, d = (cp.shard(t) for t in (q, k, v, d))
+        score = lambda s, b, h, q, kv: s + learned[h] * (kv - q)  # noqa: E731
+        out = flex_attention(q, k, v, score, masks[0])
+        assert out.dtype is torch.bfloat16
+        out.backward(d)
+    error = (learned.grad.double() - exact.grad).norm() / exact.grad.norm()
+    assert error < 0.03, (mode, by_torch, error)
 
 
 def second_derivatives(whole, masks):

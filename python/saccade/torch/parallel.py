@@ -339,9 +339,10 @@ class ContextParallel:
         got = "None" if given is None else "one that context_parallel was not given"
         raise ValueError(f"block_mask: got {got}, expected one among its masks")
 
-    def made(self, index, mask, score, q, k, v, scale, bits, names):
+    def made(self, index, mask, score, q, k, v, scale, bits, names, more):
         """The plan of a kind of call, made by all ranks at the first of them, and over heads a
-        digest of it; there q, k and v have as many heads as are here."""
+        digest of it; there q, k and v have as many heads as are here. more: members of the
+        problem, which follow from the others."""
         name = dtype_name(q)
         bound = score.bound if score is not None else None
         hint = q.shape[0] if self.device.type == "cuda" else 0
@@ -360,7 +361,7 @@ class ContextParallel:
             kind,
             bits,
             names,
-            heads if is_spread else (),
+            (*heads, *more) if is_spread else more,
         )
         read = score.tensors if is_spread and score is not None else ()
         read = tuple([(t.dtype, t.shape) for t in read])

@@ -8,10 +8,10 @@ import torch
 
 from ..c import abi
 from .agreement import digest
-from .calls import current_stream, output_like, prepared
+from .calls import current_stream, keeps_f32, kept_f32, output_like, prepared
 from .checks import NO_SECOND_OF
 from .memory import check_stays
-from .mods import view
+from .mods import dtype_name, view
 from .once import last
 from .recording import is_recorded
 
@@ -43,9 +43,12 @@ class _Call:
         self.all_names = [*self.names, *[n for n, _ in more]]
         self.all_views = [*self.views, *[x for _, x in more]]
         self.bits = self._bits(bits)
+        keeps = keeps_f32(q.dtype, self.score and self.score.bound, self.wanted)
+        self.out_dtype = torch.float32 if keeps else q.dtype
         self.dist, self.told = self.cp.made(
-            self.index, self.mask, self.score, q, k, v, self.scale, self.bits, self.wanted
-        )
+            self.index, self.mask, self.score, q, k, v, self.scale, self.bits, self.wanted,
+            kept_f32(dtype_name(q)) if keeps else (),
+        )  # fmt: skip
         # by which the others notice a number that is not theirs
         self.number = self.cp.call = digest([self.cp.call, *numbers_of(self.score)])
 
@@ -74,7 +77,7 @@ class Exchanged(_Call):
 
     def forward(self, q, k, v, needs):
         self.open(q, k, v, needs)
-        out = output_like(q, v.shape[3])
+        out = output_like(q, v.shape[3], self.out_dtype)
         lse = q.new_empty(q.shape[:3], dtype=torch.float32)
         room, at, n = _memory(self.dist.workspace(q.shape[0]), q.device)
         given = {"q": q, "k": k, "v": v, "out": out, "lse": lse}
@@ -95,7 +98,7 @@ class Exchanged(_Call):
     def backward(self, q, k, v, out, lse, kept, d_out, d_lse, needs):
         made = {"d_" + n: _like(t) for n, t, w in zip("qkv", (q, k, v), needs) if w}
         given = {"q": q, "k": k, "v": v, "out": out, "lse": lse, **made}
-        given["d_out"] = d_out if d_out is not None else torch.zeros_like(out)
+        given["d_out"] = d_out if d_out is not None else torch.zeros_like(out, dtype=q.dtype)
         given["d_lse"] = d_lse
         captured = self._captured()
         rooms = []
@@ -122,7 +125,7 @@ class _Local(_Call):
     """Keys lie here, of the whole sequence, when the library runs."""
 
     def run(self, q, k, v):
-        out = output_like(q, v.shape[3])
+        out = output_like(q, v.shape[3], self.out_dtype)
         lse = q.new_empty(q.shape[:3], dtype=torch.float32)
         if q.shape[2]:
             room, at, n = _memory(self.dist.local_workspace(q.shape[0]), q.device)
@@ -181,7 +184,7 @@ class Gathered(_Local):
             )
         captured = self._captured()
         given = {"q": q, "k": pools[0], "v": pools[1], "out": out, "lse": lse, "d_lse": d_lse}
-        given["d_out"] = d_out if d_out is not None else torch.zeros_like(out)
+        given["d_out"] = d_out if d_out is not None else torch.zeros_like(out, dtype=q.dtype)
         self.run_back(given, made, captured)
         d_k = d_v = None
         if needs[1] or needs[2]:
@@ -207,13 +210,13 @@ class Spread(_Local):
         out, lse = self.run(q, k, v)
         saved = q, k, v, out, lse, None
         (lse,) = way.to_rows(told, lse.unsqueeze(3))
-        return way.to_rows(told, out)[0], lse.squeeze(3), saved
+        return way.to_rows(told, out.to(q.dtype))[0], lse.squeeze(3), saved
 
     def backward(self, q, k, v, out, lse, _, d_out, d_lse, needs):
         way = self.cp.spreading()
         told = self._digest()
         if d_out is None:
-            d_out = torch.zeros_like(out)
+            d_out = torch.zeros_like(out, dtype=q.dtype)
         else:
             (d_out,) = way.to_heads(told, d_out)
         if d_lse is not None:
@@ -238,6 +241,7 @@ class Attention(torch.autograd.Function):
         call.count(q, k, v, False)
         with torch.cuda.device_of(q):
             out, lse, saved = call.forward(q, k, v, ctx.needs_input_grad[2:])
+            out = out.to(q.dtype)
         ctx.call = call
         ctx.save_for_backward(linked, *saved, *captured)
         return out, lse
