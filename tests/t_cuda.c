@@ -1048,10 +1048,12 @@ static void programs_of_f32_results(void **state)
         saccade_dtype dtype;
         const char *arch;
         int32_t ragged;
-    } rows[] = {{128, 128, SACCADE_BF16, "sm_90a", 0},
-                {40, 17, SACCADE_F16, "sm_80", 0},
-                {64, 64, SACCADE_BF16, "sm_90a", 1},
-                {256, 256, SACCADE_F16, "sm_80", 0}};
+        int64_t KV;
+    } rows[] = {{128, 128, SACCADE_BF16, "sm_90a", 0, 0},
+                {40, 17, SACCADE_F16, "sm_80", 0, 0},
+                {64, 64, SACCADE_BF16, "sm_90a", 1, 0},
+                {64, 64, SACCADE_BF16, "sm_90a", 0, 256}, /* by kernels that keep all keys */
+                {256, 256, SACCADE_F16, "sm_80", 0, 0}};
     const saccade_capture capture = {"slope", SACCADE_F32, 1};
     saccade_mod *parsed, *score;
     (void)state;
@@ -1064,7 +1066,8 @@ static void programs_of_f32_results(void **state)
         saccade_plan *plan;
         saccade_problem p;
         saccade_problem_init(&p);
-        p.sizes = (saccade_sizes){.H = 4, .Hkv = 2, .D = rows[i].D, .Dv = rows[i].Dv};
+        p.sizes = (saccade_sizes){
+            .H = 4, .Hkv = 2, .KV = rows[i].KV, .D = rows[i].D, .Dv = rows[i].Dv};
         p.dtype = rows[i].dtype;
         p.out_dtype = SACCADE_F32;
         p.backend = "cuda";
