@@ -205,13 +205,23 @@ def test_gradients_of_some_inputs_and_of_lse_alone():
     assert torch.equal(made[0], made[1])
 
 
-def test_function_transforms_keep_what_they_had():
-    """torch.func does not know at the call which gradients follow: there is a first pass."""
-    tensors = q, k, v, d = inputs()
-    slope = capture("slopes")
-    got = torch.func.grad(lambda t: (st.flex_attention(q, k, v, slopes(t)) * d).sum())(slope)
-    learned = slope.double().requires_grad_()
-    i, j = torch.arange(N).view(-1, 1), torch.arange(N)
-    s = slopes(learned.view(-1, 1, 1))(q.double() @ k.double().mT / D**0.5, 0, ..., i, j)
-    (torch.softmax(s, 3) @ v.double()).backward(d.double())
-    assert error(got, learned.grad) <= 0.01
+@pytest.mark.parametrize("device", DEVICES)
+def test_function_transforms(device):
+    """grad, vmap around it and vjp have autograd's bits, forward mode the caller's dtype."""
+    tensors = q, k, v, d = inputs(device)
+    t = capture("slopes").to(device)
+    mask = st.create_block_mask(lambda b, h, i, j: i >= j, None, None, N, N, device=device)
+    attend = lambda t, q=q: st.flex_attention(q, k, v, slopes(t), mask)  # noqa: E731
+    want = train("slopes", st.flex_attention, tensors)[1]
+    got = torch.func.grad(lambda t: (attend(t) * d).sum())(t)
+    assert torch.equal(got, want)
+    out, back = torch.func.vjp(attend, t)
+    assert out.dtype is q.dtype and torch.equal(back(d)[0], want)
+    of_each = torch.func.vmap(torch.func.grad(lambda t: (attend(t) * d).sum()))
+    each = of_each(torch.stack([t, t]))
+    assert torch.equal(each[0], want) and torch.equal(each[1], want)
+    both = torch.func.vmap(torch.func.grad(lambda q: (attend(t, q) * d).sum()))
+    assert both(torch.stack([q, q])).dtype is q.dtype
+    if device == "cpu":
+        rate = torch.func.jvp(lambda q: torch.func.vjp(attend, t)[0] + attend(t, q), (q,), (d,))
+        assert [x.dtype for x in rate] == [q.dtype] * 2

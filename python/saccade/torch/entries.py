@@ -46,9 +46,9 @@ _calls: dict = {}
 _patterns: dict = {}
 _warm: dict = {}  # by identity of the mods; then the extension looks at the tensors
 _ENTRIES = 512
-# At which rate weights are dropped, the dtype of sinks, if they train, and if backward has the
-# output as it was rounded.
-PLAIN, ROUNDED = (0.0, "", False, False), (0.0, "", False, True)
+# At which rate weights are dropped, the dtype of sinks, if they train, and whether the output
+# is f32 (None: where gradients of captures want it).
+PLAIN = 0.0, "", False, None
 _lock = threading.Lock()
 
 
@@ -132,11 +132,12 @@ class _Entry:
 
 def run(
     q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gqa, dropout=0.0,
-    sinks=None,
+    sinks=None, keeps=None,
 ):  # fmt: skip
-    """flex_attention for tensors with memory. sinks: in the dtype of lse."""
+    """flex_attention for tensors with memory. sinks: in the dtype of lse. keeps: whether the
+    output is f32, if not what is saved alone."""
     key = is_recorded = None
-    is_apart = options or dropout or sinks is not None
+    is_apart = options or dropout or sinks is not None or keeps
     try:
         if warm.extension is not None and not is_apart:
             made = warm.extension.call(
@@ -167,7 +168,7 @@ def run(
     beside, trains_sinks = PLAIN, False
     if is_apart:
         trains_sinks = sinks is not None and sinks.requires_grad and torch.is_grad_enabled()
-        beside = dropout, "" if sinks is None else dtype_name(sinks), trains_sinks, False
+        beside = dropout, "" if sinks is None else dtype_name(sinks), trains_sinks, keeps
     try:
         found, q, k, v = _find(
             q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gqa, beside
@@ -306,7 +307,7 @@ def _find(q, k, v, score_mod, block_mask, scale, options, want_lse, want_max, gq
 
 def _make(key, q, k, v, score_mod, block_mask):
     scale, (want_lse, want_max, backend, gqa, (_, *beside), needs) = key[2], key[15:]
-    dropout, sinks, trains_sinks, is_rounded = beside
+    dropout, sinks, trains_sinks, keeps = beside
     if q.device.type == "meta" or isinstance(q, FakeTensor):
         check_layout(q, k, v)
         check_shapes(q, k, v, gqa)
@@ -342,7 +343,8 @@ def _make(key, q, k, v, score_mod, block_mask):
             check_score(score, mask, q.shape, k.shape)
         lse = want_lse or trains_sinks or bool(wanted)
         learned = [n for n, w in zip(score.names, wanted[3:]) if w] if score is not None else ()
-        keeps = not is_rounded and keeps_f32(q.dtype, score and score.bound, learned)
+        if keeps is None:
+            keeps = keeps_f32(q.dtype, score and score.bound, learned)
         call = new_call(
             q, k, v, score, mask, scale, backend, lse, want_max, wanted, dropout, sinks=sinks,
             keeps=keeps,

@@ -14,16 +14,18 @@ from typing import Any, NamedTuple, Optional
 
 import torch
 
+from ..c import abi, objects
 from . import recorded
 from .autograd import Slots, _gradients
 from .batched import is_many, of_each
+from .calls import keeps_f32
 from .checks import NO_SECOND, check_selections
 from .compiled import in_graph, unproven
-from .entries import ROUNDED, _find, run
+from .entries import PLAIN, _find, run
 from .forward_mode import check_device, tangents
 from .gradients import second
 from .masks import Unproven, mask_or_mod
-from .mods import AnyMod, captured, text_of
+from .mods import AnyMod, captured, text_of, type_of
 from .recording import is_recorded
 
 
@@ -47,6 +49,7 @@ class _Spec(NamedTuple):
     scale: Optional[float]
     options: Any
     gqa: bool
+    keeps: bool = False  # whether Forward's output is f32
 
     def of_call(self, tensors):
         """score, mask, scale and options."""
@@ -105,9 +108,27 @@ def transformed(q, k, v, score_mod, block_mask, scale, options, want_lse, want_m
     if isinstance(mask, AnyMod) and any(map(_is_wrapped, mask.captures.values())):
         score, mask = _masked(score, mask), None
     text, names, numbers, tensors = _apart(score)
-    spec = _Spec(text, names, numbers, mask, scale, options, gqa)
+    spec = _Spec(text, names, numbers, mask, scale, options, gqa, _keeps(q, score, tensors))
     out, lse = Forward.apply(spec, q, k, v, *tensors)
-    return out, lse if want_lse else None, None
+    return out.to(q.dtype) if spec.keeps else out, lse if want_lse else None, None
+
+
+def _keeps(q, score, tensors):
+    """keeps_f32 of all floats that the score captures, where gradients may be wanted. What is
+    recorded says so itself; autocast has another dtype."""
+    if score is None or is_recorded() or torch.is_autocast_enabled(q.device.type):
+        return False
+    stack = torch._C._functorch.get_interpreter_stack() or ()
+    reverse = torch._C._functorch.TransformType.Grad
+    floats = [t for t in tensors if t.is_floating_point()]
+    if not any(t.requires_grad for t in floats) and all(x.key() != reverse for x in stack):
+        return False
+    names = [n for n, t in score.captures.items() if any(t is x for x in floats)]
+    try:
+        types = tuple([type_of(n, x) for n, x in score.captures.items()])
+        return keeps_f32(q.dtype, objects.bound_mod(abi.SCORE, score.text, types), names)
+    except ValueError:  # which the call says
+        return False
 
 
 # ---- folding ----
@@ -172,9 +193,10 @@ class Forward(torch.autograd.Function):
 
     @staticmethod
     def forward(spec, q, k, v, *tensors):
-        call = in_graph if is_recorded() else run
+        given = q, k, v, *spec.of_call(tensors), True, False, spec.gqa
         with torch.no_grad():
-            return call(q, k, v, *spec.of_call(tensors), True, False, spec.gqa)[:2]
+            made = in_graph(*given) if is_recorded() else run(*given, keeps=spec.keeps)
+            return made[:2]
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -197,7 +219,8 @@ class Forward(torch.autograd.Function):
         moves = tuple(r is not None for r in rates[:3])
         rates = [torch.zeros_like(t) if r is None else r for t, r in zip(inputs, rates)]
         run = lambda *one: Tangent.apply(ctx.spec, moves, *inputs, *one)  # noqa: E731
-        return _one_or_many(run, *rates)
+        out_dot, lse_dot = _one_or_many(run, *rates)
+        return out_dot.float() if ctx.spec.keeps else out_dot, lse_dot
 
     @staticmethod
     def vmap(info, dims, spec, q, k, v, *tensors):
@@ -221,7 +244,7 @@ def _with_leaves(spec, given, needs):
     with torch.enable_grad():
         leaves = [t.detach().requires_grad_(w) for t, w in zip(given, needs)]
         score = spec.score(leaves[3:])
-        settings = spec.scale, spec.options, True, False, spec.gqa, ROUNDED
+        settings = spec.scale, spec.options, True, False, spec.gqa, (*PLAIN[:3], spec.keeps)
         return leaves, _find(*leaves[:3], score, spec.mask, *settings)[0]
 
 
@@ -239,6 +262,7 @@ class Backward(torch.autograd.Function):
             return tuple(t.new_empty(0) for t in given)
         with torch.no_grad():
             saved = *leaves[:3], out, lse, *leaves[3:]
+            d_out = d_out.to(q.dtype) if spec.keeps and d_out is not None else d_out
             made = _gradients(found, tuple(needs), d_out, d_lse, saved)
         return tuple(t.new_empty(0) if g is None else g for t, g in zip(given, made))
 

@@ -132,7 +132,7 @@ def _of_any_position(kind: str, mod, captures: dict[str, Any]) -> AnyMod:
         if list(signed.captures) == list(made.captures):  # else it is another at each call
             made = AnyMod(kind, made.text, made.captures, signed.text)
     elif not torch.compiler.is_dynamo_compiling():
-        types = tuple([_type_of(name, x) for name, x in captures.items()])
+        types = tuple([type_of(name, x) for name, x in captures.items()])
         objects.bound_mod(_KINDS[kind], mod, types)
     return made
 
@@ -292,7 +292,7 @@ def _inline(text, captures, *values):
     )
 
 
-def _type_of(name, x):
+def type_of(name, x):
     """(name, dtype, rank) of what a text captures."""
     if type(x) is float or (type(x) is int and -(1 << 31) <= x < 1 << 31):
         return name, "f32" if type(x) is float else "i32", 0
