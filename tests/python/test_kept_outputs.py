@@ -225,3 +225,21 @@ def test_function_transforms(device):
     if device == "cpu":
         rate = torch.func.jvp(lambda q: torch.func.vjp(attend, t)[0] + attend(t, q), (q,), (d,))
         assert [x.dtype for x in rate] == [q.dtype] * 2
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_function_transforms_under_autocast(device):
+    """Of f32, which autocast makes 16 bits: gradients are in the dtypes of what was given."""
+    tensors = q, k, v, d = inputs(device)
+    t = capture("slopes").to(device)
+    mask = st.create_block_mask(lambda b, h, i, j: i >= j, None, None, N, N, device=device)
+
+    def loss(q, t):
+        with torch.autocast(device, torch.bfloat16):
+            out = st.flex_attention(q, k.float(), v.float(), slopes(t), mask)
+        assert out.dtype is torch.bfloat16
+        return (out * d).sum()
+
+    of_q, of_t = torch.func.grad(loss, argnums=(0, 1))(q.float(), t)
+    assert of_q.dtype is torch.float32
+    assert torch.equal(of_t, train("slopes", st.flex_attention, tensors)[1])

@@ -18,7 +18,7 @@ from ..c import abi, objects
 from . import recorded
 from .autograd import Slots, _gradients
 from .batched import is_many, of_each
-from .calls import keeps_f32
+from .calls import autocast, keeps_f32
 from .checks import NO_SECOND, check_selections
 from .compiled import in_graph, unproven
 from .entries import PLAIN, _find, run
@@ -99,6 +99,8 @@ def transformed(q, k, v, score_mod, block_mask, scale, options, want_lse, want_m
     """run, where a transform of torch.func is active."""
     if want_max:
         raise NotImplementedError("max_scores: not to be had inside of torch.func's transforms")
+    if q.device.type != "meta":
+        q, k, v = autocast(q, k, v)  # outside of the node, which saves what it computes with
     mask = block_mask
     if isinstance(mask, Unproven) and hasattr(mask, "given"):
         mask = unproven(mask.given, q, k)
@@ -115,8 +117,8 @@ def transformed(q, k, v, score_mod, block_mask, scale, options, want_lse, want_m
 
 def _keeps(q, score, tensors):
     """keeps_f32 of all floats that the score captures, where gradients may be wanted. What is
-    recorded says so itself; autocast has another dtype."""
-    if score is None or is_recorded() or torch.is_autocast_enabled(q.device.type):
+    recorded says so itself."""
+    if score is None or is_recorded():
         return False
     stack = torch._C._functorch.get_interpreter_stack() or ()
     reverse = torch._C._functorch.TransformType.Grad
