@@ -9,6 +9,7 @@
 
 #include "api/api.h"
 #include "base/convert.h"
+#include "cuda/backward/cuda_backward.h"
 #include "cuda/cuda.h"
 
 #include <math.h>
@@ -1037,6 +1038,23 @@ static void programs_of_pages(void **state)
     saccade_plan_destroy(plan);
 }
 
+/* Kernels that read out in backward take it for f32. */
+static void check_reads_out(const saccade_plan *plan)
+{
+    static const cu_program readers[] = {CU_BWD_PREPARE, CU_BWD_SINKS};
+    const cu_state *s = plan->state;
+    for (size_t i = 0; i < sizeof readers / sizeof readers[0]; i++) {
+        cu_headers headers;
+        strbuf_init(&headers.config, 0);
+        strbuf_init(&headers.products, 0);
+        cu_write_backward(s, &plan->problem, &cu_program_kinds[readers[i]],
+                          &s->programs[readers[i]].form, &headers);
+        assert_int_equal(constant_of(&headers, "CFG_OUT_F32 "), 1);
+        strbuf_free(&headers.config);
+        strbuf_free(&headers.products);
+    }
+}
+
 /* Forward's; then with gradients, of a score's captures and of sinks too, where backward reads
  * them. d_out stays in 16 bits. */
 static void programs_of_f32_results(void **state)
@@ -1093,6 +1111,7 @@ static void programs_of_f32_results(void **state)
         s = plan->state;
         assert_non_null(s->programs[CU_BWD_PREPARE].image.code);
         assert_non_null(s->programs[CU_BWD_SINKS].image.code);
+        check_reads_out(plan);
         expect_no_spills(s, &p);
         saccade_plan_destroy(plan);
     }

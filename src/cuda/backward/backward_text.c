@@ -12,6 +12,7 @@ static void put_config(const plan_problem *p, const cu_form *form, const cu_mod_
         {"SM", is_sm90 ? 90 : 80},
         {"F16", p->dtype == SACCADE_F16},
         {"F32", p->dtype == SACCADE_F32},
+        {"OUT_F32", p->out_dtype != p->dtype},
         {"D", cu_padded(p->sizes.D)},
         {"E", cu_padded(p->sizes.Dv)},
         {"D_REAL", (int)p->sizes.D},
