@@ -159,6 +159,7 @@ const cpu_kernels LEVEL_NAME(cpu_f16_tiles) = {
     .pack_values = pack_values,
     .decode_rows = 32,
     .narrow_rows = 32,
+    .near_rows = 32,
     .pack_decode = LEVEL_NAME(cpu_pack_decode_split),
     .decode_qk = LEVEL_NAME(cpu_decode_qk_split),
     .decode_pv = LEVEL_NAME(cpu_decode_pv_split),

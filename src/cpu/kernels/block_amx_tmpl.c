@@ -247,6 +247,7 @@ const cpu_kernels LEVEL_NAME(cpu_bf16_tiles) = {
 #endif
     .decode_rows = 64,
     .narrow_rows = 64,
+    .near_rows = 64,
     .pack_decode = LEVEL_NAME(cpu_pack_decode_tiles),
     .decode_qk = LEVEL_NAME(cpu_decode_qk_tiles),
     .decode_pv = LEVEL_NAME(cpu_decode_pv_tiles),

@@ -118,6 +118,7 @@ const cpu_kernels cpu_bf16_dot = {
     .pack_values = pack_values,
     .decode_rows = 16,
     .narrow_rows = 8,
+    .near_rows = 2,
     .decode_qk = cpu_decode_qk_bf16,
     .decode_pv = cpu_decode_pv_bf16,
     .prefetch_parts = 1,

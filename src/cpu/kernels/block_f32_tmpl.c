@@ -85,6 +85,7 @@ const cpu_kernels LEVEL_NAME(cpu_f32) = {
     .pack_values = pack_values,
     .decode_rows = 16,
     .narrow_rows = 8,
+    .near_rows = VF == 16 ? 2 : 8,
     .decode_qk = LEVEL_NAME(cpu_decode_qk),
     .decode_pv = LEVEL_NAME(cpu_decode_pv),
     .prefetch_parts = 1,

@@ -106,8 +106,9 @@ typedef struct cpu_kernels {
     CPU_PACK_KEYS((*pack_keys));
     CPU_PACK_VALUES((*pack_values));
     /* Up to so many rows decode_qk and decode_pv beat packing; of heads of at most
-     * CPU_NARROW_DIM, whose scores are sums of few products over many lanes, up to fewer. */
-    int32_t decode_rows, narrow_rows;
+     * CPU_NARROW_DIM, whose scores are sums of few products over many lanes, up to fewer; and
+     * where the tensors of such heads are near, in a cache, up to near_rows. */
+    int32_t decode_rows, narrow_rows, near_rows;
     CPU_PACK_DECODE((*pack_decode)); /* NULL: decode_qk takes packed Q as it is */
     CPU_DECODE_QK((*decode_qk));
     CPU_DECODE_PV((*decode_pv));

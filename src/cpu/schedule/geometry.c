@@ -20,6 +20,9 @@ enum {
 enum { OWN_BYTES = 1 << 20, OWN_MOST = 16, OWN_LEAST = 4 };
 /* Heads, and heads for each thread, from which on threads run whole heads, or halves. */
 enum { MANY_HEADS = SPLIT_BELOW, HEADS_OF_THREAD = 4, WHOLE_HEADS = 6 };
+/* The tensors of a run that take no more bytes, as kernels have them, are likely in a cache,
+ * where what decode saves is not waited for. */
+enum { NEAR_BYTES = 8 << 20 };
 /* So many bytes of packed K and V are held at a time, or those of one head if that is more. */
 static const size_t wave_bytes = (size_t)256 << 20;
 
@@ -62,14 +65,23 @@ static int64_t heads_together(const cpu_needs *needs, const saccade_sizes *s)
     return best;
 }
 
+/* Rows of a group up to which they read K and V where these lie. */
+static int32_t decode_rows(const cpu_kernels *k, const saccade_sizes *s)
+{
+    const int64_t all = s->B * (s->H * s->Q + s->Hkv * s->KV) * (s->D + s->Dv);
+    if (s->D > CPU_NARROW_DIM)
+        return k->decode_rows;
+    return all <= NEAR_BYTES / k->element ? k->near_rows : k->narrow_rows;
+}
+
 static void cut_items(const cpu_needs *needs, const saccade_sizes *s, cpu_geometry *g)
 {
     const cpu_kernels *k = needs->kernels;
     const int64_t group = s->H / s->Hkv;
     const int is_grouped = group * s->Q <= CPU_BLOCK_ROWS;
     g->is_shared = !is_grouped;
-    g->is_decode = group * s->Q <= (s->D > CPU_NARROW_DIM ? k->decode_rows : k->narrow_rows)
-                   && s->D <= CPU_DECODE_DIM && s->Dv <= CPU_DECODE_DIM && !needs->is_invariant;
+    g->is_decode = group * s->Q <= decode_rows(k, s) && s->D <= CPU_DECODE_DIM
+                   && s->Dv <= CPU_DECODE_DIM && !needs->is_invariant;
     g->item_heads = (int32_t)(is_grouped ? group : heads_together(needs, s));
     g->block_rows = k->flow && !is_grouped ? stream_rows(s) : CPU_BLOCK_ROWS;
     g->item_rows = (int32_t)smaller(s->Q, g->block_rows);
