@@ -107,6 +107,8 @@ def _leading(query, key, value, enable_gqa) -> torch.Size:
     """The result's dimensions before its last two."""
     if query.shape[:-2] == key.shape[:-2] == value.shape[:-2]:
         return query.shape[:-2]
+    if enable_gqa and query.shape[:-3] == key.shape[:-3] == value.shape[:-3]:
+        return query.shape[:-2]  # the common case, of which broadcasting would find the same
     if enable_gqa:  # heads are as they are
         shapes = [t.shape[:-3] for t in (query, key, value)]
         heads = query.shape[-3:-2]
@@ -125,7 +127,7 @@ def _leading(query, key, value, enable_gqa) -> torch.Size:
 
 def _in_four(t, lead, enable_gqa):
     """t as [B, H, rows, columns]."""
-    if t.dim() == 4 and t.shape[:2] == lead:
+    if t.dim() == 4 and (t.shape[:1] == lead[:-1] if enable_gqa else t.shape[:2] == lead):
         return t
     own = (*lead[:-1], *t.shape[-3:-2]) if enable_gqa else lead
     return _four(t.expand(*own, *t.shape[-2:]))
