@@ -68,6 +68,21 @@ def test_rows_of_no_sequence_are_zeros(monkeypatch):
     assert torch.equal(out[2:7], same)
 
 
+def test_gradients_of_rows_of_no_sequence_are_zeros(monkeypatch):
+    """Whatever their memory held, and those of sequences without keys or queries."""
+    like = torch.empty_like
+    filled = lambda *given, **options: like(*given, **options).fill_(7)  # noqa: E731
+    q, k, v = (torch.randn(9, h, 16, requires_grad=True) for h in (4, 2, 2))
+    of_q = torch.tensor([2, 3, 7, 7], dtype=torch.int32)
+    of_k = torch.tensor([1, 1, 5, 8], dtype=torch.int32)
+    out = varlen_attention(q, k, v, of_q, of_k)
+    monkeypatch.setattr(torch, "empty_like", filled)
+    d_q, d_k, d_v = torch.autograd.grad(out.sum(), (q, k, v))
+    assert (d_q[:3] == 0).all() and (d_q[7:] == 0).all() and (d_q[3:7] != 0).any()
+    for given in (d_k, d_v):
+        assert (given[0] == 0).all() and (given[5:] == 0).all() and (given[1:5] != 0).any()
+
+
 def test_scores_see_the_sequence():
     q, k, v = tensors()
     shift = torch.randn(4)

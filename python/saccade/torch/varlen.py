@@ -220,9 +220,11 @@ class _Call:
         bits |= abi.GRADIENT_CAPTURES if learned else 0
         bits |= abi.GRADIENT_SINKS if needs[3] else 0
         plan = self.plan(q, k, sinks, bits, tuple(name for name, _, _ in learned))
-        new = torch.zeros_like if self.paged[0] is None else torch.empty_like
-        makes = torch.zeros_like, new, new  # rows of no sequence stay 0; pools have none
-        made = [make(t) if w else None for make, t, w in zip(makes, (q, k, v), needs)]
+        of_q, of_k = self.lengths[:2]
+        if self.paged[0] is not None:
+            of_k = None  # pools have no rows of no sequence
+        each = zip((q, k, v), (of_q, of_k, of_k), needs)
+        made = [gradient_of(t, starts) if w else None for t, starts, w in each]
         a = self.arguments(abi.BackwardArgs, q.device, k)
         a.tensors(q=q, k=k, v=v, out=out, lse=lse, d_out=d_out.contiguous().resolve_neg())
         a.tensors(d_lse=None if d_lse is None else d_lse.contiguous().resolve_neg())
@@ -238,13 +240,24 @@ class _Call:
         )
 
 
+def gradient_of(t, starts):
+    """A tensor like t for the run to write, in which rows of no sequence are 0."""
+    if starts is not None and starts.is_cuda:
+        return torch.zeros_like(t)
+    made = torch.empty_like(t)
+    if starts is not None:
+        clear_rows_of_none(starts, made, None)
+    return made
+
+
 def clear_rows_of_none(starts, out, lse):
     """Rows of no sequence are those before the first and behind the last: 0, lse -inf. Only the
     host knows which."""
-    first = past = 0
-    if not starts.is_cuda:
+    if starts.is_cuda:
+        first, past = 0, 0
+    else:
         first, past = max(0, int(starts[0])), max(0, int(starts[-1]))
-    for rows in (slice(first), slice(past, None)):
+    for rows in (slice(first), slice(past, None)) if first or past < out.shape[0] else ():
         out[rows].zero_()
         if lse is not None:
             lse[rows].fill_(-torch.inf)
