@@ -7,6 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from saccade.torch import cached_attention, mask, score, varlen_attention  # noqa: E402
+from saccade.torch import varlen, warm_serving  # noqa: E402
 
 Q, K = [5, 0, 35, 1], [9, 3, 35, 153]
 
@@ -81,6 +82,31 @@ def test_gradients_of_rows_of_no_sequence_are_zeros(monkeypatch):
     assert (d_q[:3] == 0).all() and (d_q[7:] == 0).all() and (d_q[3:7] != 0).any()
     for given in (d_k, d_v):
         assert (given[0] == 0).all() and (given[5:] == 0).all() and (given[1:5] != 0).any()
+
+
+@pytest.mark.skipif(warm_serving.built is None, reason="no extension")
+def test_calls_of_one_layout_are_kept(monkeypatch):
+    """Later ones make no plan; lengths, padding and contents are their own."""
+    torch.manual_seed(1)
+    x = torch.randn(3, 40, 4, 16)
+    sinks = torch.randn(4)
+    cases = [{}, {"align": "end"}, {"sinks": sinks}, {"scale": 0.3, "mask": None}]
+    starts = [[0, 3, 40], [0, 40, 40], [5, 6, 33], [0, 0, 0], [0, 17, 30]]
+    for options in cases:
+        options["return_lse"] = True
+
+        def run(starts, options=options):
+            return varlen_attention(*x, torch.tensor(starts, dtype=torch.int32), **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(warm_serving, "recall", lambda *_: None)
+            wanted = [run(s) for s in starts]
+        run(starts[0])
+        with monkeypatch.context() as patch:
+            patch.setattr(varlen, "_Call", None)
+            for s, (out, lse) in zip(starts, wanted):
+                again, its_lse = run(s)
+                assert torch.equal(again, out) and torch.equal(its_lse, lse)
 
 
 def test_scores_see_the_sequence():

@@ -8,6 +8,7 @@ from typing import Any, Optional
 import torch
 
 from ..c import abi, objects
+from . import warm_serving
 from .autograd import Slots, check_rates
 from .batched import gradients_of_each, is_batched
 from .beside import drawn_state
@@ -25,6 +26,7 @@ from .checks import (
     count_of,
     scale_of,
 )
+from .entries import is_autocast
 from .flex import MaskMod, ScoreMod
 from .mods import dtype_name
 from .once import last
@@ -70,6 +72,16 @@ def varlen_attention(
     if not is_apart():
         given = query, key, value, cu_seqlens_q, cu_seqlens_k, block_table, seq_lens
         check_apart("varlen_attention", given, (("score", score), ("mask", mask)))
+    warm = None
+    is_usual = block_table is seq_lens is kernel_options is None
+    if is_usual and type(dropout_p) in (int, float) and not dropout_p:
+        tensors = query, key, value, sinks, cu_seqlens_q, cu_seqlens_k
+        most = max_seqlen_q, max_seqlen_k
+        warm = _warm_of(tensors, (score, mask), scale, most, align, return_lse)
+        found = warm_serving.recall(warm[0], warm[1], None) if warm is not None else None
+        if found is not None:
+            clear_rows_of_none(cu_seqlens_q, *found)
+            return found if return_lse else found[0]
     _check(query, key, value, block_table)
     if block_table is None:
         query, key, value = autocast(query, key, value)
@@ -107,8 +119,25 @@ def varlen_attention(
             raise NotImplementedError(in_transforms("varlen_attention"))
         out, lse = _Varlen.apply(call, *inputs)
     else:
-        out, lse = call.forward(query, key, value, sinks, return_lse)
+        out, lse = call.forward(query, key, value, sinks, return_lse, warm)
     return (out, lse) if return_lse else out
+
+
+def _warm_of(tensors, mods, scale, most, align, return_lse):
+    """(key, tensors) of a call without gradients, pages and dropout that later ones may be
+    like; None if it can't be kept. On a GPU results are cleared before the run, as only it
+    knows which rows are of no sequence."""
+    if is_autocast() or type(align) is not str or type(return_lse) is not bool:
+        return None
+    q, k, v, sinks, cu_q, cu_k = tensors
+    if type(q) is not torch.Tensor or q.is_cuda:
+        return None
+    is_plain = sinks is None or type(sinks) is torch.Tensor
+    if not is_plain or (sinks is not None and sinks.dtype is not torch.float32):
+        return None
+    named = q, k, v, None, None, None, sinks, cu_q, cu_q if cu_k is None else cu_k
+    key = warm_serving.key_of(named, mods, scale, None, most, return_lse)
+    return None if key is None else ((*key, cu_k is None, align), named)
 
 
 def _check_starts(name, t, device):
@@ -171,6 +200,12 @@ class _Call:
                 more,
             )
 
+    def bounds(self, q, k):
+        """Sizes that no call of these tensors exceeds."""
+        cu_q, _, max_q, max_k, _ = self.lengths
+        most = max_q or q.shape[0], max_k or k.shape[0]
+        return (cu_q.shape[0] - 1, *self.heads, *most, *self.dims)
+
     def sizes(self, k):
         cu_q, cu_k, max_q, max_k, _ = self.lengths
         n = cu_q.shape[0] - 1
@@ -199,7 +234,8 @@ class _Call:
             a.tensors(dropout=self.state)
         return a
 
-    def forward(self, q, k, v, sinks, wants_lse):
+    def forward(self, q, k, v, sinks, wants_lse, warm=None):
+        """warm: of _warm_of, to keep the call by."""
         plan = self.plan(q, k, sinks, 0)
         dtype = torch.float32 if self.keeps else q.dtype
         out = q.new_empty((*q.shape[:2], v.shape[-1]), dtype=dtype)
@@ -209,7 +245,12 @@ class _Call:
         a.tensors(q=q, k=k, v=v, out=out, lse=lse, sinks=sinks)
         if self.paged[0] is not None and not q.is_cuda:
             a.check_tables(plan, k, self.mods[1], self.lengths[0].diff())
-        a.run(plan, plan.workspace(*self.sizes(k)), q)
+        is_new = warm is not None and not warm_serving.is_kept(warm[0])
+        room = plan.workspace(*(self.bounds(q, k) if is_new else self.sizes(k)))
+        a.run(plan, room, q)
+        if is_new:
+            sizes = warm_serving.Sizes(room, 0, 0)
+            a.keep_warm(warm[0], plan, sizes, warm[1], (out, lse), self.mods[1])
         return out, lse
 
     def backward(self, given, needs, d_out, d_lse):
