@@ -295,8 +295,9 @@ typedef struct ragged_memory {
     size_t wave_off, wave_bytes, thread_off, thread_bytes, bytes;
 } ragged_memory;
 
-/* Of a wave of many sequences; one that needs more is a wave alone. */
-static const size_t most_of_many = (size_t)256 << 20;
+/* Of a wave of many sequences; one that needs more is a wave alone. Callers may keep a
+ * workspace of about this from run to run, where fresh memory is mapped page by page. */
+static const size_t most_of_many = (size_t)48 << 20;
 
 static ragged_memory memory_of(const saccade_plan *plan, const saccade_sizes *sizes)
 {

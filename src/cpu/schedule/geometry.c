@@ -139,6 +139,8 @@ static int64_t own_items(const cpu_needs *needs, const cpu_geometry *g)
 static size_t most_splits(const cpu_needs *needs, const cpu_geometry *g)
 {
     const size_t ranges = (size_t)ceil_div(g->key_blocks, INVARIANT);
+    if (g->key_blocks <= SPLIT_MIN)
+        return 0;
     return needs->is_invariant ? SPLIT_BELOW * ranges : SPLIT_BELOW + SPLIT_TO;
 }
 
