@@ -357,8 +357,8 @@ static void check_stretches(const cpu_kernels *k, const weights *w, const void *
     enum { GAP_FROM = 32, GAP_PAST = 96, LD = CPU_BLOCK_KEYS };
     const int32_t panels = o_ld / k->panel, left = keys - GAP_PAST;
     const size_t size = (size_t)(MOST_ROWS * o_ld), element = (size_t)k->element;
-    const cpu_stretch all[] = {{0, GAP_FROM}, {GAP_FROM, keys}};
-    const cpu_stretch some[] = {{0, GAP_FROM}, {GAP_PAST, keys}};
+    const cpu_stretch all[] = {{0, GAP_FROM, 0}, {GAP_FROM, keys, GAP_FROM}};
+    const cpu_stretch some[] = {{0, GAP_FROM, 0}, {GAP_PAST, keys, GAP_FROM}};
     if (!k->values_of || left <= 0)
         return;
     float *dead = zeroed((size_t)rows * LD * sizeof *dead),

@@ -43,6 +43,9 @@ enum { BACKWARD_ROWS = 192, BACKWARD_KEYS = 384, BACKWARD_CHUNKS = 16, BACKWARD_
 enum { BACKWARD_LSE_MOST = 1 << 18 };
 /* Blocks of the mask's runs, square: cells of a tile, a whole number each way. */
 enum { BACKWARD_CELL = CPU_CELL };
+/* Strips of a tile at most. Of its keys a strip has groups, a bit each from the first on. */
+enum { BACKWARD_STRIPS = 32, BACKWARD_GROUP = 16 };
+_Static_assert(BACKWARD_KEYS < 32 * BACKWARD_GROUP, "a bit for each group, and one that is 0");
 
 /* A captured value's gradient is a sum of dX times the score's derivative by it over all
  * positions that read it. By what its index varies with, such sums are made first along one
@@ -303,9 +306,9 @@ typedef struct backward_worker {
     float *turned;       /* some keys of dK or dV, where kernels sum them by dims */
     float *row, *most;
     uint8_t *live; /* [BACKWARD_ROWS][BACKWARD_KEYS] where 0 * NaN threatens */
-    /* Keys [from, past) of each strip, from a multiple of 32; from >= past: none. */
-    int32_t from[BACKWARD_ROWS], past[BACKWARD_ROWS];
-    uint8_t sees_all[BACKWARD_ROWS]; /* .. all of them */
+    /* Groups of each strip: those that some row sees, as far as masks are proven or scores are
+     * made (backward_strip.c); and, by proof, those that every row sees whole. */
+    uint32_t some[BACKWARD_STRIPS], every[BACKWARD_STRIPS];
     uint8_t cells[BACKWARD_ROWS / BACKWARD_CELL][BACKWARD_KEYS / BACKWARD_CELL]; /* cpu_cover */
     cpu_stream stream;          /* its ring lies in s */
     int32_t unit_r0, unit_from; /* the strip whose units are made, its first key */
@@ -346,16 +349,18 @@ void backward_change_scores(backward_worker *w, int32_t r0, int32_t rows, int32_
 
 /* Whether a compiled pass runs on the tile: for the score mod, or for the mask. */
 int backward_is_compiled(const backward_worker *w);
-/* Whether the strip's scores can be changed one unit at a time. */
-int backward_changes_units(const backward_worker *w, int32_t r0);
+/* Whether the strip's scores of keys [from, past) can be changed one unit at a time. */
+int backward_changes_units(const backward_worker *w, int32_t r0, int32_t from, int32_t past);
+/* Whether every row of the strip is proven to see all keys [from, past). */
+int backward_sees_all(const backward_worker *w, int32_t r0, int32_t from, int32_t past);
 /* Applies score mod and mask to n keys of one unit, from key `key` of the tile on; its slopes
  * lie two unit-tiles behind its scores. */
 void backward_change_unit(backward_worker *w, int32_t r0, int32_t key, int32_t n, float *unit);
 
 /* ---- backward_stream.c ---- */
 
-/* Whether the strip goes through the kernel's stream. */
-int backward_is_streamed(const backward_worker *w, int32_t r0);
+/* Whether the strip's keys [from, past) go through the kernel's stream. */
+int backward_is_streamed(const backward_worker *w, int32_t r0, int32_t from, int32_t past);
 /* Puts a strip through the stream. Weights of its last units are made with the next strip's, or
  * by backward_end_stream. */
 void backward_stream_strip(backward_worker *w, const cpu_strip_scores *scores,
@@ -384,10 +389,9 @@ void backward_begin_captures(const backward_job *job);
 /* Before an item; before the tiles of one head and block of keys. */
 void backward_begin_sums(const backward_worker *w, int64_t head);
 void backward_begin_columns(const backward_worker *w);
-/* Rows [r0, r0 + rows), keys [from, past) of the tile, whose dX the worker holds; and, around
- * the strips of a tile, its columns and diagonals. */
-void backward_add_sums(backward_worker *w, int32_t r0, int32_t rows, int32_t from,
-                       int32_t past);
+/* Rows [r0, r0 + rows), groups of keys of the tile, whose dX the worker holds; and, around the
+ * strips of a tile, its columns and diagonals. */
+void backward_add_sums(backward_worker *w, int32_t r0, int32_t rows, uint32_t groups);
 void backward_begin_lines(backward_worker *w);
 void backward_end_lines(const backward_worker *w);
 /* A read's sums over query head h, counted over the batch; columns are of no chunk. */
@@ -428,11 +432,12 @@ void backward_begin_stored(backward_job *job, const plan_gradients *wanted,
 int backward_is_spread(const saccade_tensor *t);
 /* Whether all elements of the capture's gradient are stored, zeros too. */
 int backward_stores_all(const backward_job *job, int32_t capture);
-/* Read n on rows [r0, r0 + rows) of the tile and all its keys: zeros but in [from, past). */
+/* Read n on rows [r0, r0 + rows) of the tile and groups of its keys. */
 void backward_store_strip(backward_worker *w, uint32_t n, int32_t r0, int32_t rows,
-                          int32_t from, int32_t past);
-/* Zeros of all stored reads, rows from row i of the head on against the block of keys. */
-void backward_store_zeros(backward_worker *w, int64_t i, int64_t rows);
+                          uint32_t groups);
+/* Zeros of all stored reads, rows from row i of the head on against the block of keys but for
+ * these groups. */
+void backward_store_zeros(backward_worker *w, int64_t i, int64_t rows, uint32_t groups);
 
 /* ---- backward_indices.c ---- */
 
@@ -456,8 +461,8 @@ size_t backward_fixed_bytes(const cpu_backward_plan *backward, const plan_gradie
 void backward_begin_fixed(backward_job *job, char *memory);
 void backward_begin_kept(backward_worker *w);
 void backward_end_kept(const backward_worker *w);
-void backward_add_fixed(backward_worker *w, uint32_t n, int32_t r0, int32_t rows, int32_t from,
-                        int32_t past);
+void backward_add_fixed(backward_worker *w, uint32_t n, int32_t r0, int32_t rows,
+                        uint32_t groups);
 void backward_end_fixed(const backward_job *job);
 
 /* ---- backward_drop.c ---- */
@@ -476,13 +481,46 @@ int backward_has_weighing(const saccade_plan *plan, const cpu_backward_plan *bac
 cpu_backward_plan backward_weighing_of(const cpu_backward_plan *backward);
 /* After rows: delta from P and dP. Threads begin anew afterwards. */
 void backward_weigh_rows(const backward_job *job);
-/* Of this pass: what a strip's weights take for dP, n keys from key `from` on; and what is
- * added up when they are made. */
-float *backward_begin_weighing(const backward_worker *w, int32_t rows, int32_t from, int32_t n);
+/* Of this pass: what a strip's weights take for dP of keys [from, past); and what is added up
+ * when they are made. */
+void backward_begin_weighing(const backward_worker *w, int32_t rows, int32_t from,
+                             int32_t past);
 void backward_add_weighing(backward_worker *w, int32_t r0, int32_t rows, int32_t from,
                            int32_t past);
 
 /* ---- backward_strip.c ---- */
+
+/* Groups that hold keys [from, past). */
+static inline uint32_t backward_groups_of(int32_t from, int32_t past)
+{
+    const int32_t first = from / BACKWARD_GROUP;
+    const int32_t last = (past + BACKWARD_GROUP - 1) / BACKWARD_GROUP;
+    return from < past ? (UINT32_C(1) << last) - (UINT32_C(1) << first) : 0;
+}
+
+/* Takes the first groups that lie side by side out of *groups, as keys of the tile; 0: there
+ * are none. */
+static inline int backward_take(const backward_worker *w, uint32_t *groups, cpu_stretch *to)
+{
+    if (!*groups)
+        return 0;
+    const int32_t first = __builtin_ctz(*groups);
+    const int32_t past = first + __builtin_ctz(~(*groups >> first));
+    *to = (cpu_stretch){.from = first * BACKWARD_GROUP, .past = past * BACKWARD_GROUP};
+    *groups &= UINT32_MAX << past;
+    to->past = to->past < w->n ? to->past : w->n;
+    return 1;
+}
+
+/* From the first to the last of some groups. */
+static inline cpu_stretch backward_span_of(const backward_worker *w, uint32_t groups)
+{
+    if (!groups)
+        return (cpu_stretch){0, 0, 0};
+    const int32_t past = (32 - __builtin_clz(groups)) * BACKWARD_GROUP;
+    return (cpu_stretch){.from = __builtin_ctz(groups) * BACKWARD_GROUP,
+                         .past = past < w->n ? past : w->n};
+}
 
 /* A strip whose scores are made and whose weights are not. */
 typedef struct backward_strip {
@@ -496,16 +534,13 @@ int32_t backward_strip_rows(const backward_worker *w, int32_t r0);
 int backward_needs_dp(const cpu_backward_plan *b);
 /* Whether an operand of the tile's products holds an infinity or NaN. */
 int backward_is_nonfinite(const backward_worker *w);
-/* Weights outside a strip's span, within those of all strips, are 0. */
-void backward_clear_weights(backward_worker *w, int32_t r0, int32_t rows, int32_t from,
-                            int32_t past);
-/* Scores of a strip, beside which those of `open` become weights. Whether a position of its
- * span is dead, which counts where 0 * NaN threatens. */
-int backward_make_strip(backward_worker *w, int32_t r0, int32_t from, int32_t past,
-                        backward_strip *open, int32_t all_past);
-/* Weights of an open strip and what follows them, or that alone; past: of all strips. */
-void backward_make_weights(backward_worker *w, backward_strip *o, int32_t past);
-void backward_close_strip(backward_worker *w, backward_strip *o, int32_t past);
+/* Scores and weights of a strip's groups; where kernels make them side by side, scores beside
+ * which those of `open` become weights. Whether a position of the groups is dead, which counts
+ * where 0 * NaN threatens. */
+int backward_make_strip(backward_worker *w, int32_t r0, backward_strip *open);
+/* Weights of an open strip and what follows them, or that alone. */
+void backward_make_weights(backward_worker *w, backward_strip *o);
+void backward_close_strip(backward_worker *w, backward_strip *o);
 
 /* ---- backward_tile.c ---- */
 

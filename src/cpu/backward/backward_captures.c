@@ -173,18 +173,21 @@ double backward_factor_of(const backward_job *job, const backward_read *read, in
 /* Position (r, j) of the tile, r a row of the strip at r0. Neighbours of one place, as clamped
  * indices have many, are added up before. */
 static void add_places(backward_worker *w, uint32_t n, const float *g, int32_t r0, int32_t rows,
-                       int32_t from, int32_t past)
+                       uint32_t groups)
 {
     const backward_read *read = &w->job->backward->reads[n];
     const saccade_tensor *to = &w->job->gradients->captures[read->capture];
     const double factor = backward_factor_of(w->job, read, w->b, w->h, w->values);
+    const cpu_stretch span = backward_span_of(w, groups);
     int64_t place = 0;
     double sum = 0;
     for (int32_t r = 0; r < rows; r++) {
         const int64_t *element;
         const int64_t first =
-            backward_find_elements(w, n, r0 + r, from, past, to->stride, &element);
-        for (int32_t j = from; j < past; j++) {
+            backward_find_elements(w, n, r0 + r, span.from, span.past, to->stride, &element);
+        for (int32_t j = span.from; j < span.past; j++) {
+            if (!(groups >> j / BACKWARD_GROUP & 1))
+                continue;
             const float dx = w->dx[r * LD + j];
             const int64_t next = first + element[j];
             if (dx == 0)
@@ -240,31 +243,41 @@ static double sum_row(const float *dx, const float *slope, int32_t n)
     return sum;
 }
 
-/* Vectors of 16 keys at a time, as far as they go, where keys lie side by side. */
+/* n keys of a row, by_key elements apart: vectors of 16 at a time, as far as they go, where
+ * they lie side by side. */
+static void add_line(const cpu_backward_kernels *kernels, const float *dx, const float *slope,
+                     float factor, int32_t n, int64_t by_key, float *to)
+{
+    int32_t j = 0;
+    if (by_key == 0) { /* all of a row's to one place, where f32 would lose what is small */
+        *to = (float)((double)*to + backward_scaled((double)factor, sum_row(dx, slope, n)));
+        return;
+    }
+    if (by_key == 1 && factor == 1) {
+        j = n / 16 * 16;
+        kernels->sum_columns(dx, slope, LD, 1, j, to);
+    }
+    for (; j < n; j++)
+        to[j * by_key] += dx[j] == 0 ? 0 : factor * (slope ? dx[j] * slope[j] : dx[j]);
+}
+
 static void add_dense(backward_worker *w, const backward_read *read, const float *g, int32_t r0,
-                      int32_t rows, int32_t from, int32_t past)
+                      int32_t rows, uint32_t groups)
 {
     const backward_job *job = w->job;
     const saccade_tensor *t = &job->gradients->captures[read->capture];
-    const eval_point at = backward_point_at(job, w->b, w->h, w->i0 + r0, w->j0 + from);
+    const eval_point at = backward_point_at(job, w->b, w->h, w->i0 + r0, w->j0);
     const float factor = (float)backward_factor_of(job, read, w->b, w->h, w->values);
     int64_t by_row, by_key;
     backward_dense_strides(read, t, &by_row, &by_key);
     float *to = (float *)t->data + backward_place_of(job, read, &at, w->values);
     for (int32_t r = 0; r < rows; r++, to += by_row) {
-        const float *dx = w->dx + r * LD + from, *slope = g ? g + r * LD + from : NULL;
-        int32_t j = 0;
-        if (by_key == 0) { /* all of a row's to one place, where f32 would lose what is small */
-            *to =
-                (float)((double)*to + backward_scaled(factor, sum_row(dx, slope, past - from)));
-            continue;
+        cpu_stretch keys;
+        for (uint32_t left = groups; backward_take(w, &left, &keys);) {
+            const int32_t from = r * LD + keys.from;
+            add_line(job->backward->kernels, w->dx + from, g ? g + from : NULL, factor,
+                     keys.past - keys.from, by_key, to + keys.from * by_key);
         }
-        if (by_key == 1 && factor == 1) {
-            j = (past - from) / 16 * 16;
-            job->backward->kernels->sum_columns(dx, slope, LD, 1, j, to);
-        }
-        for (; j < past - from; j++)
-            to[j * by_key] += dx[j] == 0 ? 0 : factor * (slope ? dx[j] * slope[j] : dx[j]);
     }
 }
 
@@ -328,35 +341,53 @@ backward_order backward_order_of(const backward_job *job)
 
 /* ---- a strip ---- */
 
-void backward_add_sums(backward_worker *w, int32_t r0, int32_t rows, int32_t from, int32_t past)
+static void add_to_places(backward_worker *w, uint32_t n, const float *g, int32_t r0,
+                          int32_t rows, uint32_t groups)
+{
+    const backward_job *job = w->job;
+    if (job->reads[n].is_stored)
+        backward_store_strip(w, n, r0, rows, groups);
+    else if (job->reads[n].fixed.sums)
+        backward_add_fixed(w, n, r0, rows, groups);
+    else if (job->reads[n].is_dense)
+        add_dense(w, &job->backward->reads[n], g, r0, rows, groups);
+    else
+        add_places(w, n, g, r0, rows, groups);
+}
+
+/* Sums of a read along its axis, of keys side by side. */
+static void add_along(backward_worker *w, uint32_t n, const float *g, int32_t r0, int32_t rows,
+                      const cpu_stretch *keys)
 {
     const backward_job *job = w->job;
     const cpu_backward_kernels *k = job->backward->kernels;
-    for (uint32_t n = 0; n < job->backward->n_reads; n++) {
-        const backward_read *read = &job->backward->reads[n];
+    const backward_axis axis = job->backward->reads[n].axis;
+    const int32_t from = keys->from, count = keys->past - from;
+    const float *dx = w->dx + from, *slope = g ? g + from : NULL;
+    float *to = tile_sums(w, n);
+    if (axis == BACKWARD_COLUMN) {
+        k->sum_columns(dx, slope, LD, rows, count, to + from);
+    } else if (axis == BACKWARD_DIAGONAL) {
+        k->sum_diagonals(dx, slope, LD, rows, count, to + from - r0 + BACKWARD_ROWS - 1);
+    } else {
+        double *sums = backward_sums_of(job, n, w->chunk, head_of(w));
+        k->sum_rows(dx, slope, LD, rows, count, to);
+        for (int32_t r = 0; r < rows; r++)
+            sums[axis == BACKWARD_ROW ? w->i0 + r0 + r : 0] += (double)to[r];
+    }
+}
+
+void backward_add_sums(backward_worker *w, int32_t r0, int32_t rows, uint32_t groups)
+{
+    for (uint32_t n = 0; n < w->job->backward->n_reads; n++) {
+        const backward_read *read = &w->job->backward->reads[n];
         const float *g = read->factor ? NULL : w->results[read->result];
-        const float *dx = w->dx + from, *slope = g ? g + from : NULL;
-        float *to = tile_sums(w, n);
-        if (read->axis == BACKWARD_COLUMN) {
-            k->sum_columns(dx, slope, LD, rows, past - from, to + from);
-        } else if (read->axis == BACKWARD_DIAGONAL) {
-            k->sum_diagonals(dx, slope, LD, rows, past - from,
-                             to + from - r0 + BACKWARD_ROWS - 1);
-        } else if (read->axis == BACKWARD_PLACE) {
-            if (job->reads[n].is_stored)
-                backward_store_strip(w, n, r0, rows, from, past);
-            else if (job->reads[n].fixed.sums)
-                backward_add_fixed(w, n, r0, rows, from, past);
-            else if (job->reads[n].is_dense)
-                add_dense(w, read, g, r0, rows, from, past);
-            else
-                add_places(w, n, g, r0, rows, from, past);
-        } else {
-            double *sums = backward_sums_of(job, n, w->chunk, head_of(w));
-            k->sum_rows(dx, slope, LD, rows, past - from, to);
-            for (int32_t r = 0; r < rows; r++)
-                sums[read->axis == BACKWARD_ROW ? w->i0 + r0 + r : 0] += (double)to[r];
-        }
+        cpu_stretch keys;
+        if (read->axis == BACKWARD_PLACE)
+            add_to_places(w, n, g, r0, rows, groups);
+        else
+            for (uint32_t left = groups; backward_take(w, &left, &keys);)
+                add_along(w, n, g, r0, rows, &keys);
     }
 }
 

@@ -39,13 +39,11 @@ cpu_backward_plan backward_weighing_of(const cpu_backward_plan *backward)
                                .n_results = 2};
 }
 
-float *backward_begin_weighing(const backward_worker *w, int32_t rows, int32_t from, int32_t n)
+void backward_begin_weighing(const backward_worker *w, int32_t rows, int32_t from, int32_t past)
 {
-    float *ones = w->results[1] + from;
     for (int32_t r = 0; r < rows; r++)
-        for (int32_t j = 0; j < n; j++)
-            ones[r * LD + j] = 1;
-    return ones;
+        for (int32_t j = from; j < past; j++)
+            w->results[1][r * LD + j] = 1;
 }
 
 void backward_add_weighing(backward_worker *w, int32_t r0, int32_t rows, int32_t from,

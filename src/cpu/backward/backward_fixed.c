@@ -211,35 +211,44 @@ static inline void keep(const backward_job *job, backward_kept *all, int64_t ele
     kept->sum += sum;
 }
 
-void backward_add_fixed(backward_worker *w, uint32_t n, int32_t r0, int32_t rows, int32_t from,
-                        int32_t past)
+/* Terms of one row, whose key j reads element first + element[j]. */
+static void add_keys(backward_worker *w, uint32_t n, double factor, const float *dx,
+                     int64_t first, const int64_t *element, const cpu_stretch *keys)
+{
+    const backward_fixed *fixed = &w->job->reads[n].fixed;
+    int64_t at = first + element[keys->from];
+    uint64_t sum = 0; /* of a run of keys of one element */
+    for (int32_t j = keys->from; j < keys->past; j++) {
+        const double term = factor * (double)dx[j];
+        const int64_t next = first + element[j];
+        if (next != at) {
+            keep(w->job, w->kept, at * BACKWARD_READS + n, sum);
+            at = next;
+            sum = 0;
+        }
+        if (fabs(term) < 0x1p62) /* else a live NaN, or an lse that is not these scores' */
+            sum += (uint64_t)llrint(term);
+        else if (dx[j] != 0)
+            atomic_store_explicit(&fixed->is_nan[at], 1, memory_order_relaxed);
+    }
+    keep(w->job, w->kept, at * BACKWARD_READS + n, sum);
+}
+
+void backward_add_fixed(backward_worker *w, uint32_t n, int32_t r0, int32_t rows,
+                        uint32_t groups)
 {
     const backward_job *job = w->job;
     const backward_fixed *fixed = &job->reads[n].fixed;
     const double factor =
         fixed->scale * backward_factor_of(job, &job->backward->reads[n], w->b, w->h, w->values);
-    backward_kept *kept = w->kept;
-    for (int32_t r = 0; r < rows && from < past; r++) {
+    const cpu_stretch span = backward_span_of(w, groups);
+    for (int32_t r = 0; r < rows && groups; r++) {
         const int64_t *element;
         const int64_t first =
-            backward_find_elements(w, n, r0 + r, from, past, fixed->stride, &element);
-        const float *dx = w->dx + r * LD;
-        int64_t at = first + element[from];
-        uint64_t sum = 0; /* of a run of keys of one element */
-        for (int32_t j = from; j < past; j++) {
-            const double term = factor * (double)dx[j];
-            const int64_t next = first + element[j];
-            if (next != at) {
-                keep(job, kept, at * BACKWARD_READS + n, sum);
-                at = next;
-                sum = 0;
-            }
-            if (fabs(term) < 0x1p62) /* else a live NaN, or an lse that is not these scores' */
-                sum += (uint64_t)llrint(term);
-            else if (dx[j] != 0)
-                atomic_store_explicit(&fixed->is_nan[at], 1, memory_order_relaxed);
-        }
-        keep(job, kept, at * BACKWARD_READS + n, sum);
+            backward_find_elements(w, n, r0 + r, span.from, span.past, fixed->stride, &element);
+        cpu_stretch keys;
+        for (uint32_t left = groups; backward_take(w, &left, &keys);)
+            add_keys(w, n, factor, w->dx + r * LD, first, element, &keys);
     }
 }
 

@@ -169,7 +169,7 @@ static cpu_cover take_cells(backward_worker *w, run_walk *walk, int64_t row_bloc
 static void store_rest(backward_worker *w, int64_t i)
 {
     if (w->job->has_stored)
-        backward_store_zeros(w, w->rows_stored, i - w->rows_stored);
+        backward_store_zeros(w, w->rows_stored, i - w->rows_stored, 0);
     w->rows_stored = i;
 }
 

@@ -53,9 +53,10 @@ static int is_masked(const backward_worker *w)
     return !w->is_full && w->job->live.by == CPU_BY_MASK;
 }
 
-static int sees_all(const backward_worker *w, int32_t r0)
+int backward_sees_all(const backward_worker *w, int32_t r0, int32_t from, int32_t past)
 {
-    return w->sees_all[r0 / w->job->backward->kernels->block->strip];
+    const uint32_t groups = backward_groups_of(from, past);
+    return (w->every[r0 / w->job->backward->kernels->block->strip] & groups) == groups;
 }
 
 int backward_is_compiled(const backward_worker *w)
@@ -124,7 +125,7 @@ void backward_change_scores(backward_worker *w, int32_t r0, int32_t rows, int32_
                             int32_t past)
 {
     const int by_limits = !w->is_full && w->job->live.by == CPU_BY_LIMITS;
-    const int is_whole = sees_all(w, r0);
+    const int is_whole = backward_sees_all(w, r0, from, past);
     const int compiled = backward_is_compiled(w), masked = is_masked(w) && !is_whole;
     const int32_t n = past - from;
     if (compiled)
@@ -148,24 +149,20 @@ void backward_change_scores(backward_worker *w, int32_t r0, int32_t rows, int32_
 
 /* Limits are cut where they cross a unit, and compiled code asks the mask that it has. Masks
  * that only rows can be asked for, such as imported ones, are left to strips. */
-int backward_changes_units(const backward_worker *w, int32_t r0)
+int backward_changes_units(const backward_worker *w, int32_t r0, int32_t from, int32_t past)
 {
-    const int is_asked = !w->is_full && w->job->live.by != CPU_BY_LIMITS && !sees_all(w, r0);
+    const int is_asked = !w->is_full && w->job->live.by != CPU_BY_LIMITS
+                         && !backward_sees_all(w, r0, from, past);
     if (backward_is_compiled(w))
         return !is_asked || is_masked(w);
     return !has_score(w) && !is_asked;
-}
-
-static int is_cell_full(const backward_worker *w, int32_t r0, int32_t key)
-{
-    return w->job->runs && w->cells[r0 / BACKWARD_CELL][key / BACKWARD_CELL] == CPU_FULL;
 }
 
 void backward_change_unit(backward_worker *w, int32_t r0, int32_t key, int32_t n, float *unit)
 {
     enum { LD = CPU_UNIT_ROWS };
     float *tiles[2] = {unit, unit + 2 * CPU_UNIT};
-    const int masked = is_masked(w) && !sees_all(w, r0) && !is_cell_full(w, r0, key);
+    const int masked = is_masked(w) && !backward_sees_all(w, r0, key, key + n);
     if (!has_score(w) && !masked)
         return;
     open_compiled(w);

@@ -85,11 +85,18 @@ static stored_rows rows_of(const backward_worker *w, const backward_read *read, 
                          by_row * (int64_t)each, each, to->dtype};
 }
 
-static void clear(const stored_rows *to, int64_t rows, int32_t from, int32_t past)
+/* Of the keys that there are those that no group has. */
+static void clear(const backward_worker *w, const stored_rows *to, int64_t rows,
+                  uint32_t groups, int32_t there)
 {
-    for (int64_t r = 0; r < rows && from < past; r++)
-        memset(to->at + r * to->stride + (size_t)from * to->each, 0,
-               (size_t)(past - from) * to->each);
+    for (int64_t r = 0; r < rows; r++) {
+        char *row = to->at + r * to->stride;
+        int32_t from = 0;
+        cpu_stretch keys;
+        for (uint32_t left = groups; backward_take(w, &left, &keys); from = keys.past)
+            memset(row + (size_t)from * to->each, 0, (size_t)(keys.from - from) * to->each);
+        memset(row + (size_t)from * to->each, 0, (size_t)(there - from) * to->each);
+    }
 }
 
 /* 0 of dX stays 0, whatever the derivative: as sums of one row, or times an infinite factor. */
@@ -103,36 +110,45 @@ static void multiply(const cpu_backward_kernels *k, const float *dx, const float
         to[j] = dx[j] == 0 ? 0 : factor * dx[j];
 }
 
-void backward_store_strip(backward_worker *w, uint32_t n, int32_t r0, int32_t rows,
-                          int32_t from, int32_t past)
+/* Keys that lie side by side, of rows of the strip. */
+static void store_keys(const cpu_backward_kernels *k, const float *dx, const float *slope,
+                       float factor, int32_t rows, int32_t n, const stored_rows *to, char *at)
 {
-    const backward_job *job = w->job;
-    const cpu_backward_kernels *k = job->backward->kernels;
-    const backward_read *read = &job->backward->reads[n];
-    const float factor = (float)backward_factor_of(job, read, w->b, w->h, w->values);
-    const float *slope = read->factor ? NULL : w->results[read->result] + from;
-    const float *dx = w->dx + from;
-    const stored_rows to = rows_of(w, read, w->i0 + r0);
-    char *at = to.at + (size_t)from * to.each;
     float row[LD];
-    clear(&to, rows, 0, from);
-    clear(&to, rows, past, backward_keys_there(w));
     if (!slope && isfinite(factor)) {
-        k->store(dx, LD, rows, past - from, factor, 0, to.dtype, at, to.stride);
+        k->store(dx, LD, rows, n, factor, 0, to->dtype, at, to->stride);
         return;
     }
-    for (int32_t r = 0; r < rows; r++, at += to.stride) {
-        multiply(k, dx + r * LD, slope ? slope + r * LD : NULL, factor, past - from, row);
-        k->store(row, LD, 1, past - from, 1, 0, to.dtype, at, to.stride);
+    for (int32_t r = 0; r < rows; r++, at += to->stride) {
+        multiply(k, dx + r * LD, slope ? slope + r * LD : NULL, factor, n, row);
+        k->store(row, LD, 1, n, 1, 0, to->dtype, at, to->stride);
     }
 }
 
-void backward_store_zeros(backward_worker *w, int64_t i, int64_t rows)
+void backward_store_strip(backward_worker *w, uint32_t n, int32_t r0, int32_t rows,
+                          uint32_t groups)
 {
     const backward_job *job = w->job;
+    const backward_read *read = &job->backward->reads[n];
+    const float factor = (float)backward_factor_of(job, read, w->b, w->h, w->values);
+    const float *slope = read->factor ? NULL : w->results[read->result];
+    const stored_rows to = rows_of(w, read, w->i0 + r0);
+    cpu_stretch keys;
+    while (backward_take(w, &groups, &keys))
+        store_keys(job->backward->kernels, w->dx + keys.from, slope ? slope + keys.from : NULL,
+                   factor, rows, keys.past - keys.from, &to,
+                   to.at + (size_t)keys.from * to.each);
+}
+
+void backward_store_zeros(backward_worker *w, int64_t i, int64_t rows, uint32_t groups)
+{
+    const backward_job *job = w->job;
+    const int32_t there = backward_keys_there(w);
+    if (w->n == there && groups == backward_groups_of(0, there))
+        return;
     for (uint32_t n = 0; n < job->backward->n_reads && rows > 0; n++)
         if (job->reads[n].is_stored) {
             const stored_rows to = rows_of(w, &job->backward->reads[n], i);
-            clear(&to, rows, 0, backward_keys_there(w));
+            clear(w, &to, rows, groups, there);
         }
 }

@@ -16,13 +16,13 @@ static int is_near(const backward_worker *w, int32_t r0)
     return is_near;
 }
 
-int backward_is_streamed(const backward_worker *w, int32_t r0)
+int backward_is_streamed(const backward_worker *w, int32_t r0, int32_t from, int32_t past)
 {
     const cpu_backward_plan *b = w->job->backward;
     return b->kernels->stream && backward_strip_rows(w, r0) == UNIT && backward_needs_dp(b)
            && !b->n_reads && !w->job->run->dropout.is_on && !backward_is_nonfinite(w)
            && w->head_slope == 1 && backward_scale_of(w) == backward_late_scale(w)
-           && backward_changes_units(w, r0) && is_near(w, r0);
+           && backward_changes_units(w, r0, from, past) && is_near(w, r0);
 }
 
 static void change_unit(void *arg, float *unit, int32_t j)

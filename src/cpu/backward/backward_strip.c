@@ -25,33 +25,22 @@ int backward_is_nonfinite(const backward_worker *w)
     return w->k_nonfinite || w->q_nonfinite || w->o_nonfinite;
 }
 
-/* Whether any is dead. */
+/* Where 0 * NaN threatens, of a strip that sees none yet: whether any of these is dead. */
 static int note_live(backward_worker *w, int32_t r0, int32_t rows, int32_t from, int32_t past)
 {
     int any_dead = 0;
-    for (int32_t r = r0; r < r0 + rows; r++) {
-        memset(w->live + r * LD, 0, LD);
+    for (int32_t r = r0; r < r0 + rows && backward_is_nonfinite(w); r++)
         for (int32_t j = from; j < past; j++) {
             w->live[r * LD + j] = w->s[r * LD + j] != -INFINITY;
             any_dead |= !w->live[r * LD + j];
         }
-    }
     return any_dead;
 }
 
-void backward_clear_weights(backward_worker *w, int32_t r0, int32_t rows, int32_t from,
-                            int32_t past)
+/* Keys to whole groups. */
+static int32_t whole(int32_t keys)
 {
-    const int32_t step = w->job->backward->kernels->step;
-    const int32_t depth = w->job->backward->kernels->depth;
-    /* Kernels on tiles, whose spans begin at a strip of keys, fill up the last themselves. */
-    if (from >= past || w->job->backward->kernels->turn_sums)
-        return;
-    const size_t bytes = (size_t)(past - from) * sizeof(float);
-    for (int32_t r = r0 / step; r < round_up(r0 + rows, depth) / step; r++) {
-        memset((float *)w->p + r * LD + from, 0, bytes);
-        memset((float *)w->ds + r * LD + from, 0, bytes);
-    }
+    return (keys + BACKWARD_GROUP - 1) / BACKWARD_GROUP * BACKWARD_GROUP;
 }
 
 /* Scores of a strip, as kernels make them. */
@@ -70,7 +59,7 @@ static cpu_strip_scores scores_of(const backward_worker *w, int32_t r0, int32_t 
                           .D = (int32_t)s->D,
                           .Dv = (int32_t)s->Dv,
                           .rows = backward_strip_rows(w, r0),
-                          .n_panels = ((past - from + 15) / 16 * 16 + k->panel - 1) / k->panel,
+                          .n_panels = (whole(past - from) + k->panel - 1) / k->panel,
                           .ld = LD,
                           .scale = backward_scale_of(w) / backward_late_scale(w),
                           .slope = w->head_slope,
@@ -83,10 +72,14 @@ static cpu_strip_scores scores_of(const backward_worker *w, int32_t r0, int32_t 
     return c;
 }
 
-static void make_scores(const cpu_kernels *k, const cpu_strip_scores *c)
+static void make_scores(const cpu_kernels *k, const cpu_strip_scores *c, int32_t n)
 {
-    const int32_t n = c->n_panels * k->panel;
     k->scores(c->q, c->q_ld, c->k, c->D, c->rows, n, c->scale, c->s, c->ld);
+}
+
+/* dP. */
+static void make_incoming(const cpu_kernels *k, const cpu_strip_scores *c, int32_t n)
+{
     if (c->o)
         k->scores(c->o, c->o_ld, c->v, c->Dv, c->rows, n, c->slope, c->dp, c->ld);
 }
@@ -98,7 +91,7 @@ static void open_weights(const backward_worker *w, int32_t r0, int32_t from, int
     const saccade_sizes *s = &job->run->sizes;
     const int64_t at = (w->b * s->H + w->h) * s->Q + w->i0 + r0;
     const int64_t step = r0 / job->backward->kernels->step * LD + from;
-    const int32_t n = (past - from + 15) / 16 * 16;
+    const int32_t n = whole(past - from);
     const int is_weighing = job->backward->is_weighing;
     o->is_open = 1;
     o->r0 = r0;
@@ -109,8 +102,7 @@ static void open_weights(const backward_worker *w, int32_t r0, int32_t from, int
         o->delta[r] = is_weighing ? 0 : w->head_slope * job->delta[at + r];
     o->weights =
         (cpu_strip_weights){.s = w->s + r0 * LD + from,
-                            .dp = is_weighing ? backward_begin_weighing(w, o->rows, from, n)
-                                              : w->dp + r0 * LD + from,
+                            .dp = is_weighing ? w->results[1] + from : w->dp + r0 * LD + from,
                             .ld = LD,
                             .rows = o->rows,
                             .n = n,
@@ -123,51 +115,159 @@ static void open_weights(const backward_worker *w, int32_t r0, int32_t from, int
                             .ds = (float *)w->ds + step};
 }
 
-void backward_close_strip(backward_worker *w, backward_strip *o, int32_t past)
+/* What follows weights but for the gradients of captures. */
+static void end_weights(backward_worker *w, int32_t r0, int32_t rows, const cpu_stretch *keys)
 {
-    backward_drop_weights(w, o->r0, o->rows, o->from, o->past);
+    backward_drop_weights(w, r0, rows, keys->from, keys->past);
     if (w->job->backward->is_weighing)
-        backward_add_weighing(w, o->r0, o->rows, o->from, o->past);
-    else if (w->job->backward->n_reads)
-        backward_add_sums(w, o->r0, o->rows, o->from, o->past);
-    backward_clear_weights(w, o->r0, o->rows, o->past, past); /* scores were whole panels */
+        backward_add_weighing(w, r0, rows, keys->from, keys->past);
+}
+
+static void add_sums(backward_worker *w, int32_t r0, int32_t rows, uint32_t groups)
+{
+    if (groups && w->job->backward->n_reads && !w->job->backward->is_weighing)
+        backward_add_sums(w, r0, rows, groups);
+}
+
+void backward_close_strip(backward_worker *w, backward_strip *o)
+{
+    end_weights(w, o->r0, o->rows, &(cpu_stretch){.from = o->from, .past = o->past});
+    add_sums(w, o->r0, o->rows, backward_groups_of(o->from, o->past));
     o->is_open = 0;
 }
 
-void backward_make_weights(backward_worker *w, backward_strip *o, int32_t past)
+void backward_make_weights(backward_worker *w, backward_strip *o)
 {
     if (!o->is_open)
         return;
     w->job->backward->kernels->weights(&o->weights);
-    backward_close_strip(w, o, past);
+    backward_close_strip(w, o);
 }
 
-int backward_make_strip(backward_worker *w, int32_t r0, int32_t from, int32_t past,
-                        backward_strip *open, int32_t all_past)
+/* ---- scores of some keys beside weights of those before ---- */
+
+static int make_beside(backward_worker *w, int32_t r0, const cpu_stretch *keys,
+                       backward_strip *open)
 {
     const cpu_backward_kernels *kernels = w->job->backward->kernels;
+    const int32_t rows = backward_strip_rows(w, r0), from = keys->from, past = keys->past;
     const cpu_strip_scores scores = scores_of(w, r0, from, past);
-    const int32_t rows = backward_strip_rows(w, r0);
-    if (backward_is_streamed(w, r0)) {
-        backward_make_weights(w, open, all_past);
+    if (backward_is_streamed(w, r0, from, past)) {
+        backward_make_weights(w, open);
         open_weights(w, r0, from, past, open);
         open->is_open = 0;
         backward_stream_strip(w, &scores, &open->weights, r0, from, past);
         return 0;
     }
     backward_end_stream(w);
-    if (open->is_open && kernels->overlap) {
+    if (open->is_open) {
         kernels->overlap(&scores, &open->weights);
-        backward_close_strip(w, open, all_past);
+        backward_close_strip(w, open);
     } else {
-        backward_make_weights(w, open, all_past);
-        make_scores(kernels->block, &scores);
+        make_scores(kernels->block, &scores, scores.n_panels * kernels->block->panel);
+        make_incoming(kernels->block, &scores, scores.n_panels * kernels->block->panel);
     }
     backward_change_scores(w, r0, rows, from, past);
     backward_drop_incoming(w, r0, rows, from, past);
     open_weights(w, r0, from, past, open);
-    const int any_dead = backward_is_nonfinite(w) && note_live(w, r0, rows, from, past);
+    if (w->job->backward->is_weighing)
+        backward_begin_weighing(w, rows, from, whole(past));
+    return note_live(w, r0, rows, from, past);
+}
+
+/* ---- scores of all keys, then weights of those that are left ---- */
+
+/* Of these groups, whose scores are made, those that have a live one. */
+static uint32_t find_seen(const backward_worker *w, int32_t r0, uint32_t groups)
+{
+    const cpu_backward_kernels *kernels = w->job->backward->kernels;
+    const int may_end = w->job->plan->problem.score != NULL;
+    const uint32_t sure = may_end ? 0 : groups & w->every[r0 / kernels->block->strip];
+    uint32_t seen = sure;
+    cpu_stretch keys;
+    for (uint32_t left = groups & ~sure; backward_take(w, &left, &keys);)
+        seen |= kernels->seen(w->s + r0 * LD + keys.from, LD, backward_strip_rows(w, r0),
+                              whole(keys.past - keys.from))
+                << keys.from / BACKWARD_GROUP;
+    return seen;
+}
+
+/* With them those that they share a panel of keys with: of tiles both ways, else those before,
+ * where panels begin. */
+static uint32_t whole_panels(const cpu_backward_kernels *kernels, uint32_t groups)
+{
+    const uint32_t even = UINT32_C(0x55555555);
+    if (kernels->block->panel <= BACKWARD_GROUP)
+        return groups;
+    groups |= groups >> 1 & even;
+    return kernels->turn_sums ? groups | (groups & even) << 1 : groups;
+}
+
+/* Of these groups. */
+static void make_weights(backward_worker *w, int32_t r0, uint32_t groups)
+{
+    const int32_t rows = backward_strip_rows(w, r0);
+    cpu_stretch of[BACKWARD_KEYS / BACKWARD_GROUP];
+    backward_strip o;
+    int32_t n = 0;
+    for (uint32_t left = groups; backward_take(w, &left, &of[n]); n++) {
+        backward_drop_incoming(w, r0, rows, of[n].from, of[n].past);
+        of[n].past = whole(of[n].past);
+    }
+    open_weights(w, r0, 0, w->n, &o);
+    o.weights.of = of;
+    o.weights.n_of = n;
+    for (int32_t i = 0; i < n && w->job->backward->is_weighing; i++)
+        backward_begin_weighing(w, rows, of[i].from, of[i].past);
+    w->job->backward->kernels->weights(&o.weights);
+    for (uint32_t left = groups; backward_take(w, &left, &of[0]);)
+        end_weights(w, r0, rows, &of[0]);
+}
+
+static int make_apart(backward_worker *w, int32_t r0)
+{
+    const cpu_backward_kernels *kernels = w->job->backward->kernels;
+    const int32_t rows = backward_strip_rows(w, r0);
+    uint32_t *some = &w->some[r0 / kernels->block->strip];
+    cpu_stretch keys;
+    int any_dead = 0;
+    for (uint32_t left = *some; backward_take(w, &left, &keys);) {
+        const cpu_strip_scores scores = scores_of(w, r0, keys.from, keys.past);
+        make_scores(kernels->block, &scores, whole(keys.past - keys.from));
+        backward_change_scores(w, r0, rows, keys.from, keys.past);
+        any_dead |= note_live(w, r0, rows, keys.from, keys.past);
+    }
+    *some = find_seen(w, r0, *some);
+    if (!*some)
+        return any_dead;
+    for (uint32_t left = whole_panels(kernels, *some); backward_take(w, &left, &keys);) {
+        const cpu_strip_scores scores = scores_of(w, r0, keys.from, keys.past);
+        make_incoming(kernels->block, &scores, whole(keys.past - keys.from));
+    }
+    if (kernels->turn_sums) /* these products take whole panels of weights */
+        *some = whole_panels(kernels, *some) & backward_groups_of(0, w->n);
+    make_weights(w, r0, *some);
+    return any_dead;
+}
+
+int backward_make_strip(backward_worker *w, int32_t r0, backward_strip *open)
+{
+    const cpu_backward_kernels *kernels = w->job->backward->kernels;
+    const int32_t rows = backward_strip_rows(w, r0);
+    const uint32_t *some = &w->some[r0 / kernels->block->strip];
+    int any_dead = 0;
+    if (backward_is_nonfinite(w))
+        memset(w->live + r0 * LD, 0, (size_t)rows * LD);
     if (!kernels->overlap)
-        backward_make_weights(w, open, all_past);
+        any_dead = make_apart(w, r0);
+    if (w->job->has_stored)
+        backward_store_zeros(w, w->i0 + r0, rows, *some);
+    if (!kernels->overlap) {
+        add_sums(w, r0, rows, *some);
+        return any_dead;
+    }
+    cpu_stretch keys;
+    for (uint32_t left = *some; backward_take(w, &left, &keys);)
+        any_dead |= make_beside(w, r0, &keys, open);
     return any_dead;
 }

@@ -1,8 +1,9 @@
 /* A block of rows against a block of keys: five products, strip by strip as far as scores and
  * weights go, so that S and dP of a strip stay in the first-level cache.
  *
- * Under interval masks a strip's scores span few of the block's keys; products run over those
- * spans alone, in steps of 32 keys and whole strips of rows. */
+ * A strip's scores are made for the groups of keys that its rows' limits or its cells leave,
+ * and all that follows for those of which scores leave some. Sums pass over the others, as
+ * exact zeros of theirs would leave them. */
 #include "cpu/backward/backward.h"
 
 #include "base/convert.h"
@@ -11,17 +12,18 @@
 #include <assert.h>
 #include <string.h>
 
-enum { LD = BACKWARD_KEYS, GROUP = JIT_GROUP };
+enum { LD = BACKWARD_KEYS };
+static_assert(JIT_GROUP == 2 * BACKWARD_GROUP, "compiled code begins at a pair of groups");
 
-/* ---- spans ---- */
+/* ---- groups of keys ---- */
 
 static int32_t clamp(int64_t key, int32_t n)
 {
     return key < 0 ? 0 : key < n ? (int32_t)key : n;
 }
 
-/* Keys of the block that any row of strip r0 sees. */
-static void span_strip(const backward_worker *w, int32_t r0, int32_t *from, int32_t *past)
+/* Those of whole panels from the first to the last key that any row of strip r0 sees. */
+static uint32_t groups_of_limits(const backward_worker *w, int32_t r0)
 {
     const saccade_sizes *s = &w->job->run->sizes;
     const int64_t at = (w->b * s->H + w->h) * s->Q + w->i0;
@@ -33,53 +35,54 @@ static void span_strip(const backward_worker *w, int32_t r0, int32_t *from, int3
             last = z > last ? z : last;
         }
     }
-    *from = clamp(first - w->j0, w->n) / GROUP * GROUP;
-    *past = clamp(last - w->j0, w->n);
+    const int32_t from = clamp(first - w->j0, w->n), past = clamp(last - w->j0, w->n);
+    const int32_t up = (past + JIT_GROUP - 1) / JIT_GROUP * JIT_GROUP;
+    return from < past ? backward_groups_of(from / JIT_GROUP * JIT_GROUP, up < w->n ? up : w->n)
+                       : 0;
 }
 
-/* Keys that rows [r0, r0 + rows) of the block may see, by its cells. Whether they see all. */
-static int span_cells(const backward_worker *w, int32_t r0, int32_t rows, int32_t *from,
-                      int32_t *past)
+/* Those that rows [r0, r0 + rows) of the block may see, by its cells; *every: that they all see
+ * whole. */
+static uint32_t groups_of_cells(const backward_worker *w, int32_t r0, int32_t rows,
+                                uint32_t *every)
 {
-    const int32_t n_cells = (w->n + BACKWARD_CELL - 1) / BACKWARD_CELL;
-    int32_t first = n_cells, last = 0, full = 0;
     const int32_t c0 = r0 / BACKWARD_CELL, c1 = (r0 + rows - 1) / BACKWARD_CELL;
-    for (int32_t c = 0; c < n_cells; c++) {
+    uint32_t some = 0;
+    for (int32_t j = 0; j < w->n; j += BACKWARD_CELL) {
+        const int32_t past = j + BACKWARD_CELL < w->n ? j + BACKWARD_CELL : w->n;
         int any = 0, all = 1;
         for (int32_t r = c0; r <= c1; r++) {
-            any |= w->cells[r][c] != CPU_EMPTY;
-            all &= w->cells[r][c] == CPU_FULL;
+            any |= w->cells[r][j / BACKWARD_CELL] != CPU_EMPTY;
+            all &= w->cells[r][j / BACKWARD_CELL] == CPU_FULL;
         }
-        first = any && c < first ? c : first;
-        last = any ? c + 1 : last;
-        full += all;
+        some |= any ? backward_groups_of(j, past) : 0;
+        *every |= all ? backward_groups_of(j, past) : 0;
     }
-    *from = first < last ? first * BACKWARD_CELL : 0;
-    *past = last * BACKWARD_CELL < w->n ? last * BACKWARD_CELL : w->n;
-    return full == last - first;
+    return some;
 }
 
-/* Whether spans of strips may differ from all keys of the block. */
-static int is_cut(const backward_worker *w)
-{
-    return !w->is_full && (w->job->live.by == CPU_BY_LIMITS || w->job->runs);
-}
-
-static void find_spans(backward_worker *w, int32_t strip)
+static void find_groups(backward_worker *w, int32_t strip)
 {
     const int by_limits = !w->is_full && w->job->live.by == CPU_BY_LIMITS;
     const int by_cells = !w->is_full && w->job->runs;
+    const uint32_t all = backward_groups_of(0, w->n);
     for (int32_t r = 0; r < w->m; r += strip) {
         const int32_t n = r / strip;
-        w->from[n] = 0;
-        w->past[n] = w->n;
-        w->sees_all[n] = (uint8_t)w->is_full;
-        if (by_limits)
-            span_strip(w, r, &w->from[n], &w->past[n]);
-        else if (by_cells)
-            w->sees_all[n] =
-                (uint8_t)span_cells(w, r, backward_strip_rows(w, r), &w->from[n], &w->past[n]);
+        w->every[n] = w->is_full ? all : 0;
+        w->some[n] = by_limits  ? groups_of_limits(w, r)
+                     : by_cells ? groups_of_cells(w, r, backward_strip_rows(w, r), &w->every[n])
+                                : all;
     }
+}
+
+/* Whether each strip has all groups. */
+static int is_whole(const backward_worker *w)
+{
+    const int32_t strip = w->job->backward->kernels->block->strip;
+    for (int32_t n = 0; n * strip < w->m; n++)
+        if (w->some[n] != backward_groups_of(0, w->n))
+            return 0;
+    return 1;
 }
 
 /* ---- operands ---- */
@@ -171,38 +174,43 @@ static float weight_at(const backward_worker *w, const void *weights, int32_t r,
     return bf16_to_f32(pairs[(r / 2 * LD + j) * 2 + r % 2]);
 }
 
-static int meets(const backward_worker *w, int32_t strip, int32_t j0, int32_t j1)
+/* The strips that have a group of keys, a bit each. */
+static uint32_t strips_of(const backward_worker *w, int32_t group)
 {
-    return w->from[strip] < j1 && w->past[strip] > j0;
+    const int32_t strip = w->job->backward->kernels->block->strip;
+    uint32_t strips = 0;
+    for (int32_t n = 0; n * strip < w->m; n++)
+        strips |= (w->some[n] >> group & 1) << n;
+    return strips;
 }
 
-/* c[j] += sum over rows [r0, r1). */
-static void add_rows_turned(const backward_worker *w, const void *weights, const void *operand,
-                            int32_t ld, int32_t r0, int32_t r1, int32_t j0, int32_t j1,
-                            float *c)
+/* c[j] += sum over rows of these strips, for keys [j0, j1). */
+static void add_turned(const backward_worker *w, const void *weights, const void *operand,
+                       int32_t ld, uint32_t strips, int32_t j0, int32_t j1, float *c)
 {
     const cpu_backward_kernels *kernels = w->job->backward->kernels;
     const cpu_kernels *k = kernels->block;
     const int by_dims = kernels->turn_sums != NULL;
-    kernels->turned((const float *)weights + r0 / kernels->step * LD + j0, LD,
-                    operand_at(k, operand, r0, ld), padded(w->m, w->job->g.rows), r1 - r0,
-                    j1 - j0, ld / k->panel, c + (by_dims ? j0 : (int64_t)j0 * ld),
-                    by_dims ? LD : ld);
-}
-
-/* c[j] += sum over rows of the block: those whose spans meet keys [j0, j1). */
-static void add_turned(const backward_worker *w, const void *weights, const void *operand,
-                       int32_t ld, int32_t j0, int32_t j1, float *c)
-{
-    const int32_t strip = w->job->backward->kernels->block->strip;
-    const int32_t strips = (w->m + strip - 1) / strip;
-    for (int32_t first = 0, past; first < strips; first = past + 1) {
-        for (past = first; past < strips && meets(w, past, j0, j1); past++)
-            ;
-        if (first < past)
-            add_rows_turned(w, weights, operand, ld, first * strip,
-                            past * strip < w->m ? past * strip : w->m, j0, j1, c);
+    const int32_t rows = padded(w->m, w->job->g.rows), c_ld = by_dims ? LD : ld;
+    const float *a = (const float *)weights + j0;
+    cpu_stretch of[BACKWARD_STRIPS];
+    int32_t n = 0;
+    c += by_dims ? j0 : (int64_t)j0 * ld;
+    while (strips) {
+        const int32_t first = __builtin_ctz(strips);
+        const int32_t past = first + __builtin_ctz(~((uint64_t)strips >> first));
+        const int32_t r1 = past * k->strip;
+        of[n++] = (cpu_stretch){.from = first * k->strip, .past = r1 < w->m ? r1 : w->m};
+        strips &= (uint32_t)(UINT64_MAX << past);
     }
+    if (n && kernels->turned_of) {
+        kernels->turned_of(a, LD, operand, rows, of, n, j1 - j0, ld / k->panel, c, c_ld);
+        return;
+    }
+    for (int32_t i = 0; i < n; i++)
+        kernels->turned(a + of[i].from / kernels->step * LD, LD,
+                        operand_at(k, operand, of[i].from, ld), rows, of[i].past - of[i].from,
+                        j1 - j0, ld / k->panel, c, c_ld);
 }
 
 /* Live positions alone, of rows and keys as they lie: c[j] += weight rows[i]. */
@@ -222,16 +230,19 @@ static void careful_turned(const backward_worker *w, const void *weights, const 
     }
 }
 
+/* Groups side by side that the same strips have are multiplied at once. */
 static void multiply_turned(const backward_worker *w, const void *weights, const void *operand,
                             int32_t ld, float *c)
 {
-    const int32_t strip = w->job->backward->kernels->block->strip;
-    if (!is_cut(w)) {
-        add_turned(w, weights, operand, ld, 0, w->n, c);
-        return;
+    const int32_t n = (w->n + BACKWARD_GROUP - 1) / BACKWARD_GROUP;
+    for (int32_t first = 0, past; first < n; first = past) {
+        const uint32_t strips = strips_of(w, first);
+        for (past = first + 1; past < n && strips_of(w, past) == strips; past++)
+            ;
+        const int32_t j1 = past * BACKWARD_GROUP;
+        add_turned(w, weights, operand, ld, strips, first * BACKWARD_GROUP,
+                   j1 < w->n ? j1 : w->n, c);
     }
-    for (int32_t j = 0; j < w->n; j += strip)
-        add_turned(w, weights, operand, ld, j, j + strip < w->n ? j + strip : w->n, c);
 }
 
 /* Sums of dQ of the block's rows from r0 on become 0. */
@@ -253,34 +264,67 @@ static void begin_dq(const backward_worker *w, int is_careful)
     if (!by_strips)
         clear_dq(w, 0, (int32_t)round_up(w->m, kernels->depth));
     for (int32_t n = 0; by_strips && n * strip < w->m; n++)
-        if (w->from[n] >= w->past[n])
+        if (!w->some[n])
             clear_dq(w, n * strip, strip);
+}
+
+static const float ones[BACKWARD_ROWS] = {[0 ... BACKWARD_ROWS - 1] = 1};
+
+/* The strip's groups in one sum. */
+static void add_strip(const backward_worker *w, int32_t r0)
+{
+    const cpu_kernels *k = w->job->backward->kernels->block;
+    const int32_t ld = w->job->g.dq_ld;
+    cpu_stretch of[BACKWARD_KEYS / BACKWARD_GROUP];
+    int32_t n = 0;
+    for (uint32_t left = w->some[r0 / k->strip]; backward_take(w, &left, &of[n]); n++) {
+        of[n].past += -of[n].past & (BACKWARD_GROUP - 1);
+        of[n].at = of[n].from;
+    }
+    if (n)
+        k->values_of(w->dp + r0 * LD, LD, w->k_steps, of, n, padded(w->n, w->job->g.keys),
+                     backward_strip_rows(w, r0), ld / k->panel, ones, w->dq + (int64_t)r0 * ld,
+                     ld);
+}
+
+/* Groups that lie side by side of a strip whose kernels add to sums at once. */
+static void add_keys(const backward_worker *w, int32_t r0, const cpu_stretch *keys,
+                     int is_first)
+{
+    const cpu_backward_kernels *kernels = w->job->backward->kernels;
+    const cpu_kernels *k = kernels->block;
+    const int32_t ld = w->job->g.dq_ld, n = keys->past - keys->from;
+    const cpu_strip_values values = {.p = w->dp + r0 * LD + keys->from,
+                                     .v = operand_at(k, w->k_steps, keys->from, ld),
+                                     .p_ld = LD,
+                                     .n = n + (-n & (BACKWARD_GROUP - 1)),
+                                     .rows = k->strip,
+                                     .n_panels = ld / k->panel,
+                                     .o_ld = ld,
+                                     .is_first = is_first,
+                                     .o = w->dq + (int64_t)r0 * ld};
+    if (kernels->add_values)
+        kernels->add_values(&values);
+    else
+        k->values(values.p, LD, values.v, values.n, padded(w->n, w->job->g.keys),
+                  backward_strip_rows(w, r0), values.n_panels, ones, values.o, ld);
 }
 
 /* Rows from r0 on, the first of a strip. */
 static void add_dq(const backward_worker *w, int32_t r0)
 {
-    static const float ones[BACKWARD_ROWS] = {[0 ... BACKWARD_ROWS - 1] = 1};
     const cpu_kernels *k = w->job->backward->kernels->block;
-    const int32_t ld = w->job->g.dq_ld;
     for (int32_t r = r0; r < w->m; r += k->strip) {
-        const int32_t from = w->from[r / k->strip], n = w->past[r / k->strip] - from;
-        if (n > 0 && w->job->backward->kernels->add_values)
-            w->job->backward->kernels->add_values(
-                &(cpu_strip_values){.p = w->dp + r * LD + from,
-                                    .v = operand_at(k, w->k_steps, from, ld),
-                                    .p_ld = LD,
-                                    .n = (n + 15) / 16 * 16,
-                                    .rows = k->strip,
-                                    .n_panels = ld / k->panel,
-                                    .o_ld = ld,
-                                    .is_first = w->dq_is_new,
-                                    .o = w->dq + (int64_t)r * ld});
-        else if (n > 0)
-            k->values(w->dp + r * LD + from, LD, operand_at(k, w->k_steps, from, ld),
-                      (n + 15) / 16 * 16, padded(w->n, w->job->g.keys),
-                      backward_strip_rows(w, r), ld / k->panel, ones, w->dq + (int64_t)r * ld,
-                      ld);
+        int is_first = w->dq_is_new;
+        cpu_stretch keys;
+        if (k->values_of) {
+            add_strip(w, r);
+            continue;
+        }
+        for (uint32_t left = w->some[r / k->strip]; backward_take(w, &left, &keys);) {
+            add_keys(w, r, &keys, is_first);
+            is_first = 0;
+        }
     }
 }
 
@@ -325,14 +369,14 @@ static void add_products(backward_worker *w, int any_dead, int32_t dq_rows)
 
 /* Makes the last strip's weights. If no strip is cut, multiplies dQ of the earlier strips at
  * the same time. Returns how many rows of dQ are done. */
-static int32_t make_last(backward_worker *w, backward_strip *open, int any_dead, int32_t past)
+static int32_t make_last(backward_worker *w, backward_strip *open, int any_dead)
 {
     const cpu_backward_plan *b = w->job->backward;
     const cpu_kernels *k = b->kernels->block;
     const int32_t rows = open->r0, ld = w->job->g.dq_ld;
-    if (!open->is_open || !b->kernels->overlap_values || !b->has_dq || !rows || is_cut(w)
+    if (!open->is_open || !b->kernels->overlap_values || !b->has_dq || !rows || !is_whole(w)
         || (any_dead && w->k_nonfinite)) {
-        backward_make_weights(w, open, past);
+        backward_make_weights(w, open);
         return 0;
     }
     const cpu_strip_values values = {.p = w->dp,
@@ -345,51 +389,23 @@ static int32_t make_last(backward_worker *w, backward_strip *open, int any_dead,
                                      .is_first = w->dq_is_new,
                                      .o = w->dq};
     b->kernels->overlap_values(&values, &open->weights);
-    backward_close_strip(w, open, past);
+    backward_close_strip(w, open);
     return rows;
-}
-
-/* Keys [*from, *past) that products may touch: the strips' spans and, since whole strips of
- * keys are multiplied, one strip more on either side. */
-static void span_block(const backward_worker *w, int32_t strip, int32_t *from, int32_t *past)
-{
-    *from = w->n;
-    *past = 0;
-    for (int32_t n = 0; n * strip < w->m; n++)
-        if (w->from[n] < w->past[n]) {
-            *from = w->from[n] < *from ? w->from[n] : *from;
-            *past = w->past[n] > *past ? w->past[n] : *past;
-        }
-    *from = *from > strip ? *from - strip : 0;
-    *past = *past + strip < w->n ? *past + strip : w->n;
 }
 
 void backward_run_tile(backward_worker *w)
 {
     const int32_t strip = w->job->backward->kernels->block->strip;
-    int32_t from, past;
     int any_dead = !w->is_full;
     backward_strip open = {0};
     pack_keys(w);
     pack_rows(w);
-    find_spans(w, strip);
-    span_block(w, strip, &from, &past);
+    find_groups(w, strip);
     backward_begin_lines(w);
-    for (int32_t r = 0, n = 0; r < w->m; r += strip, n++) {
-        const int32_t rows = backward_strip_rows(w, r);
-        if (w->from[n] >= w->past[n]) {
-            if (backward_is_nonfinite(w))
-                memset(w->live + r * LD, 0, (size_t)rows * LD);
-            backward_clear_weights(w, r, rows, from, past);
-            if (w->job->has_stored)
-                backward_store_zeros(w, w->i0 + r, rows);
-            continue;
-        }
-        backward_clear_weights(w, r, rows, from, w->from[n]);
-        any_dead |= backward_make_strip(w, r, w->from[n], w->past[n], &open, past);
-    }
+    for (int32_t r = 0; r < w->m; r += strip)
+        any_dead |= backward_make_strip(w, r, &open);
     backward_end_stream(w);
-    const int32_t dq_rows = make_last(w, &open, any_dead, past);
+    const int32_t dq_rows = make_last(w, &open, any_dead);
     backward_end_lines(w);
     add_products(w, any_dead, dq_rows);
 }

@@ -67,7 +67,7 @@ typedef struct strip_keys {
 
 static void add_stretch(strip_keys *keys, int32_t from, int32_t past, int is_full)
 {
-    keys->at[keys->n] = (cpu_stretch){from, past};
+    keys->at[keys->n] = (cpu_stretch){from, past, keys->total};
     keys->is_full[keys->n++] = (uint8_t)is_full;
     keys->total += past - from;
 }

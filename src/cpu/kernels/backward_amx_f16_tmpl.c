@@ -109,8 +109,10 @@ static ALWAYS_INLINE void weigh_square(const row_pair *r, int rows, int32_t j, i
 static ALWAYS_INLINE void weigh_split(const row_pair *r, int rows, const cpu_strip_weights *w,
                                       int is_fused, int has_dx)
 {
-    for (int32_t j = 0; j < w->n; j += TILE_DEPTH)
-        weigh_square(r, rows, j, w->n - j, w->ld, is_fused, has_dx);
+    const cpu_stretch all = {0, w->n, 0}, *of = w->of ? w->of : &all;
+    for (const cpu_stretch *past = of + (w->of ? w->n_of : 1); of < past; of++)
+        for (int32_t j = of->from; j < of->past; j += TILE_DEPTH)
+            weigh_square(r, rows, j, of->past - j, w->ld, is_fused, has_dx);
 }
 
 /* Tiles take 32 rows: those that are not there get weights 0. */
@@ -176,6 +178,7 @@ const cpu_backward_kernels LEVEL_NAME(cpu_backward_f16_tiles) = {
     .pack_columns = pack_columns,
     .turn_sums = turn_sums,
     .row_dots = ROWS(cpu_row_dots),
+    .seen = ROWS(cpu_seen),
     .sum_rows = ROWS(cpu_sum_rows),
     .sum_columns = ROWS(cpu_sum_columns),
     .sum_diagonals = ROWS(cpu_sum_diagonals),

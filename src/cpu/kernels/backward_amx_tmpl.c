@@ -314,6 +314,7 @@ const cpu_backward_kernels LEVEL_NAME(cpu_backward_bf16_tiles) = {
     .pack_columns = pack_columns,
     .turn_sums = turn_sums,
     .row_dots = ROWS(cpu_row_dots),
+    .seen = ROWS(cpu_seen),
     .sum_rows = ROWS(cpu_sum_rows),
     .sum_columns = ROWS(cpu_sum_columns),
     .sum_diagonals = ROWS(cpu_sum_diagonals),

@@ -22,6 +22,10 @@
 typedef struct cpu_strip_weights {
     float *s, *dp;       /* [rows][ld] */
     int32_t ld, rows, n; /* n: keys, a multiple of 16 */
+    /* Those of them whose weights are made, from and past a multiple of 16; NULL: all. Kernels
+     * with `overlap` make all. */
+    const cpu_stretch *of;
+    int32_t n_of;
     float scale;         /* 1 where `overlap` is NULL */
     const float *lse, *delta;
     const float *slope; /* [rows][ld], NULL: 1 */
@@ -67,6 +71,12 @@ typedef struct cpu_strip_values {
 #define CPU_TURNED(name)                                                               \
     void name(const void *a, int32_t a_ld, const void *b, int32_t block, int32_t rows, \
               int32_t keys, int32_t n_panels, float *c, int32_t c_ld)
+/* CPU_TURNED of some rows, stretch by stretch, in one sum; a and b are of the first row, and
+ * `at` is not asked. */
+#define CPU_TURNED_OF(name)                                                    \
+    void name(const void *a, int32_t a_ld, const void *b, int32_t block,       \
+              const cpu_stretch *stretches, int32_t n_stretches, int32_t keys, \
+              int32_t n_panels, float *c, int32_t c_ld)
 /* Sums [dims][from_ld] of `turned` that lie by dims: to[j][d] = from[d][j]. keys and dims are
  * multiples of 16. */
 #define CPU_TURN_SUMS(name)                                                              \
@@ -77,6 +87,8 @@ typedef struct cpu_strip_values {
  * rows; by diagonals: to[j - i] += dX g. */
 #define CPU_SUMS(name) \
     void name(const float *dx, const float *g, int32_t ld, int32_t rows, int32_t n, float *to)
+/* Groups of 16 keys, of up to 512 keys, that are not -INF in all rows; a bit each. */
+#define CPU_SEEN(name) uint32_t name(const float *s, int32_t ld, int32_t rows, int32_t n)
 /* to[i] = x . y of the first n rows. */
 #define CPU_ROW_DOTS(name) void name(const cpu_rows *x, const cpu_rows *y, int32_t n, float *to)
 /* Rows of a gradient: scale * from, added to what is there or over it. */
@@ -100,11 +112,13 @@ typedef struct cpu_backward_kernels {
     CPU_STREAM((*stream));                 /* NULL: there are no streams */
     CPU_END_STREAM((*end_stream));
     CPU_TURNED((*turned));
+    CPU_TURNED_OF((*turned_of)); /* NULL: turned, stretch by stretch */
     /* Tiles: b of `turned` is made by pack_columns, and c is [dims][c_ld keys], for turn_sums
      * to turn. NULL: by the block's pack_values, and c lies by keys. */
     CPU_PACK_VALUES((*pack_columns));
     CPU_TURN_SUMS((*turn_sums));
     CPU_ROW_DOTS((*row_dots));
+    CPU_SEEN((*seen));
     CPU_SUMS((*sum_rows));
     CPU_SUMS((*sum_columns));
     CPU_SUMS((*sum_diagonals));
@@ -112,6 +126,9 @@ typedef struct cpu_backward_kernels {
 } cpu_backward_kernels;
 
 /* backward_sums_tmpl.c */
+CPU_SEEN(cpu_seen_portable);
+CPU_SEEN(cpu_seen_avx2);
+CPU_SEEN(cpu_seen_avx512);
 CPU_SUMS(cpu_sum_rows_portable);
 CPU_SUMS(cpu_sum_rows_avx2);
 CPU_SUMS(cpu_sum_rows_avx512);

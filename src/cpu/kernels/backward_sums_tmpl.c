@@ -1,5 +1,6 @@
 /* Sums of dX times what the score changes by with a captured value, compiled once per level: by
- * rows, columns or diagonals of a strip, in the order of rows. */
+ * rows, columns or diagonals of a strip, in the order of rows; and which keys of a strip any
+ * row sees. */
 #include "cpu/kernels/backward_kernels.h"
 #include "cpu/kernels/vec.h"
 
@@ -10,6 +11,19 @@ static ALWAYS_INLINE vf term(const float *dx, const float *g, int64_t at)
 {
     const vf x = vf_load(dx + at);
     return g ? vf_where_nonzero(x, x * vf_load(g + at)) : x;
+}
+
+CPU_SEEN(LEVEL_NAME(cpu_seen))
+{
+    enum { GROUP = 16 };
+    uint32_t seen = 0;
+    for (int32_t j = 0; j < n; j += VF) {
+        vf count = vf_set(0);
+        for (int32_t i = 0; i < rows; i++)
+            count += vf_where_live(vf_load(s + (int64_t)i * ld + j), vf_set(1));
+        seen |= (uint32_t)(vf_sum_lanes(count) > 0) << j / GROUP;
+    }
+    return seen;
 }
 
 CPU_SUMS(LEVEL_NAME(cpu_sum_rows))

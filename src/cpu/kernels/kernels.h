@@ -31,9 +31,10 @@ enum { CPU_BLOCK_ROWS = 96, CPU_BLOCK_KEYS = 256, CPU_MOST_ROWS = 512 };
 #define CPU_VALUES(name)                                                             \
     void name(const float *p, int32_t p_ld, const void *v, int32_t n, int32_t block, \
               int32_t rows, int32_t n_panels, const float *alpha, float *o, int32_t o_ld)
-/* CPU_VALUES of some keys of V, stretch by stretch; P has no gaps between these. */
+/* CPU_VALUES of some keys of V, stretch by stretch. */
 typedef struct cpu_stretch {
     int32_t from, past; /* keys */
+    int32_t at;         /* where a row of P has them, in packed elements */
 } cpu_stretch;
 #define CPU_VALUES_OF(name)                                                              \
     void name(const float *p, int32_t p_ld, const void *v, const cpu_stretch *stretches, \

@@ -101,8 +101,8 @@ static ALWAYS_INLINE void value_panel(int rows, const packed *p, int32_t p_ld, c
     for (int i = 0; i < rows; i++)
         for (int c = 0; c < PANEL_VECTORS; c++)
             acc[i][c] = vf_set(0);
-    for (const cpu_stretch *past = of + n; of < past; p += of->past - of->from, of++)
-        multiply(rows, PANEL_VECTORS, p, p_ld, v + (int64_t)of->from * PANEL,
+    for (const cpu_stretch *past = of + n; of < past; of++)
+        multiply(rows, PANEL_VECTORS, p + of->at, p_ld, v + (int64_t)of->from * PANEL,
                  (of->past - of->from) / STEP, acc);
     for (int i = 0; i < rows; i++)
         for (int c = 0; c < PANEL_VECTORS; c++)
@@ -152,7 +152,7 @@ static CPU_VALUES_OF(values_of)
 
 static CPU_VALUES(values)
 {
-    const cpu_stretch all = {0, n};
+    const cpu_stretch all = {0, n, 0};
     values_of(p, p_ld, v, &all, 1, block, rows, n_panels, alpha, o, o_ld);
 }
 

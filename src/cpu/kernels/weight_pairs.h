@@ -111,10 +111,10 @@ static ALWAYS_INLINE row_pair pair_of(const cpu_strip_weights *w, int32_t i, int
 
 /* A row that is not there has weights 0. Every dP is read before dS in bf16 comes to lie over
  * it: element j of that is at half the bytes. */
-static ALWAYS_INLINE void weigh_pair(const row_pair *r, int rows, int32_t n, int is_fused,
-                                     int has_slope, int has_dx)
+static ALWAYS_INLINE void weigh_pair(const row_pair *r, int rows, int32_t from, int32_t past,
+                                     int is_fused, int has_slope, int has_dx)
 {
-    for (int32_t j = 0; j < n; j += VF) {
+    for (int32_t j = from; j < past; j += VF) {
         vf p[2] = {vf_set(0), vf_set(0)}, ds[2] = {vf_set(0), vf_set(0)};
         for (int i = 0; i < rows; i++) {
             const vf x = vf_set(r->scale) * vf_load(r->s[i] + j);
@@ -198,18 +198,29 @@ static ALWAYS_INLINE int is_near(const weight_row *row)
     return row->is_fused && fabsf(row->lse) < 256;
 }
 
+/* Of keys [from, past). */
+static ALWAYS_INLINE void weigh_keys(const cpu_strip_weights *strip, const row_pair *r,
+                                     int rows, int32_t from, int32_t past)
+{
+    const int is_fused = r->row[0].is_fused && (rows == 1 || r->row[1].is_fused);
+    const int has_slope = strip->slope != NULL;
+    if (rows == 2 && is_near(&r->row[0]) && is_near(&r->row[1]))
+        near_part(strip)(r, from, past);
+    else if (rows == 2 && is_fused && !strip->dx)
+        weigh_pair(r, 2, from, past, 1, has_slope, 0);
+    else
+        weigh_pair(r, rows, from, past, is_fused, has_slope, strip->dx != NULL);
+}
+
 static inline CPU_WEIGHTS(weigh_pairs)
 {
+    const cpu_stretch all = {0, strip->n, 0}, *of = strip->of ? strip->of : &all;
+    const int32_t n_of = strip->of ? strip->n_of : 1;
     for (int32_t i = 0; i < strip->rows; i += 2) {
         const int rows = i + 1 < strip->rows ? 2 : 1;
         const row_pair r = pair_of(strip, i, rows);
-        const int is_fused = r.row[0].is_fused && (rows == 1 || r.row[1].is_fused);
-        if (rows == 2 && is_near(&r.row[0]) && is_near(&r.row[1]))
-            near_part(strip)(&r, 0, strip->n);
-        else if (rows == 2 && is_fused && !strip->dx)
-            weigh_pair(&r, 2, strip->n, 1, strip->slope != NULL, 0);
-        else
-            weigh_pair(&r, rows, strip->n, is_fused, strip->slope != NULL, strip->dx != NULL);
+        for (int32_t n = 0; n < n_of; n++)
+            weigh_keys(strip, &r, rows, of[n].from, of[n].past);
     }
 }
 
