@@ -33,35 +33,30 @@ static const char *const masks[] = {
 };
 enum { MASKS = sizeof masks / sizeof *masks };
 
-static void take(const backward_case_run *r, const char *level, int threads, backward_mask mask,
-                 char *copies[BACKWARD_GRADIENTS])
-{
-    for (int g = 0; g < BACKWARD_GRADIENTS; g++)
-        copies[g] = malloc(backward_case_bytes(r, g));
-    backward_case_check(r, level, threads, mask, copies);
-}
-
-/* Of proven tiles by one thread and of a block mask's runs by three. */
+/* Of tiles proven while running by one thread, of a block mask's runs by three, and of runs
+ * that were imported by two. */
 static void check_bits(const backward_case_run *r, const char *level)
 {
-    char *proven[BACKWARD_GRADIENTS], *runs[BACKWARD_GRADIENTS];
-    take(r, level, 1, BACKWARD_PROVEN, proven);
-    take(r, level, 3, BACKWARD_RUNS, runs);
-    for (int g = 0; g < BACKWARD_GRADIENTS; g++) {
-        assert_memory_equal(proven[g], runs[g], backward_case_bytes(r, g));
-        free(proven[g]);
-        free(runs[g]);
+    static const int32_t threads[] = {1, 3, 2};
+    char *copies[BACKWARD_IMPORTED + 1][BACKWARD_GRADIENTS];
+    for (int mask = BACKWARD_PROVEN; mask <= BACKWARD_IMPORTED; mask++) {
+        for (int g = 0; g < BACKWARD_GRADIENTS; g++)
+            copies[mask][g] = malloc(backward_case_bytes(r, g));
+        backward_case_check(r, level, threads[mask], (backward_mask)mask, copies[mask]);
+        for (int g = 0; g < BACKWARD_GRADIENTS; g++)
+            assert_memory_equal(copies[mask][g], copies[0][g], backward_case_bytes(r, g));
     }
+    for (int mask = BACKWARD_PROVEN; mask <= BACKWARD_IMPORTED; mask++)
+        for (int g = 0; g < BACKWARD_GRADIENTS; g++)
+            free(copies[mask][g]);
 }
 
 static void check_case(const backward_case *c)
 {
     backward_case_run r;
     backward_case_make(c, &r);
-    for (const char *const *level = case_levels(); *level; level++) {
+    for (const char *const *level = case_levels(); *level; level++)
         check_bits(&r, *level);
-        backward_case_check(&r, *level, 2, BACKWARD_IMPORTED, NULL);
-    }
     backward_case_free(&r);
 }
 

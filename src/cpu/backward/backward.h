@@ -498,6 +498,13 @@ static inline uint32_t backward_groups_of(int32_t from, int32_t past)
     return from < past ? (UINT32_C(1) << last) - (UINT32_C(1) << first) : 0;
 }
 
+/* Both groups of each pair that has one: pairs are panels, and what compiled code begins at. */
+static inline uint32_t backward_pairs_of(uint32_t groups)
+{
+    const uint32_t even = UINT32_C(0x55555555);
+    return groups | (groups >> 1 & even) | (groups & even) << 1;
+}
+
 /* Takes the first groups that lie side by side out of *groups, as keys of the tile; 0: there
  * are none. */
 static inline int backward_take(const backward_worker *w, uint32_t *groups, cpu_stretch *to)

@@ -197,10 +197,9 @@ static uint32_t find_seen(const backward_worker *w, int32_t r0, uint32_t groups)
 static uint32_t whole_panels(const cpu_backward_kernels *kernels, uint32_t groups)
 {
     const uint32_t even = UINT32_C(0x55555555);
-    if (kernels->block->panel <= BACKWARD_GROUP)
-        return groups;
-    groups |= groups >> 1 & even;
-    return kernels->turn_sums ? groups | (groups & even) << 1 : groups;
+    if (kernels->turn_sums)
+        return backward_pairs_of(groups);
+    return kernels->block->panel > BACKWARD_GROUP ? groups | (groups >> 1 & even) : groups;
 }
 
 /* Of these groups. */

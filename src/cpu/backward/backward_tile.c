@@ -61,16 +61,29 @@ static uint32_t groups_of_cells(const backward_worker *w, int32_t r0, int32_t ro
     return some;
 }
 
+/* What groups_of_cells tells, by runs that were imported. */
+static uint32_t groups_of_runs(const backward_worker *w, int32_t r0, int32_t rows,
+                               uint32_t *every)
+{
+    const int64_t i0 = w->i0 + r0;
+    const cpu_box box = {w->b, w->h, w->h + 1, i0, i0 + rows, w->j0, w->j0 + w->n};
+    const cpu_groups groups = cpu_groups_of(&w->job->live, BACKWARD_GROUP, &box);
+    *every = groups.every & backward_groups_of(0, w->n);
+    return backward_pairs_of(groups.some) & backward_groups_of(0, w->n);
+}
+
 static void find_groups(backward_worker *w, int32_t strip)
 {
     const int by_limits = !w->is_full && w->job->live.by == CPU_BY_LIMITS;
     const int by_cells = !w->is_full && w->job->runs;
+    const int by_runs = !w->is_full && w->job->live.is_imported;
     const uint32_t all = backward_groups_of(0, w->n);
     for (int32_t r = 0; r < w->m; r += strip) {
         const int32_t n = r / strip;
         w->every[n] = w->is_full ? all : 0;
         w->some[n] = by_limits  ? groups_of_limits(w, r)
                      : by_cells ? groups_of_cells(w, r, backward_strip_rows(w, r), &w->every[n])
+                     : by_runs  ? groups_of_runs(w, r, backward_strip_rows(w, r), &w->every[n])
                                 : all;
     }
 }
