@@ -322,6 +322,22 @@ def test_tables_keep_nothing_alive():
     assert not entries._warm and not any(r() is not None for r in gone)
 
 
+def test_entries_that_go_while_a_full_table_makes_room(monkeypatch):
+    """As the weak references of another thread take them out: between iter and next."""
+
+    class Shrinking(dict):
+        def __iter__(self):
+            found = super().__iter__()
+            if len(self) == 3:
+                del self[2]
+            return found
+
+    table = Shrinking({0: None, 1: None, 2: None})
+    monkeypatch.setattr(entries, "_ENTRIES", 2)
+    entries._keep(table, 3, SimpleNamespace(), [])
+    assert list(table) == [1, 3]
+
+
 def test_a_change_of_what_is_saved_is_an_error():
     x = inputs()
     for _ in range(3):

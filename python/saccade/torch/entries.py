@@ -478,9 +478,18 @@ def _keep(table, key, value, owners):
     forget = functools.partial(_forget, table, key)
     with _lock:
         while len(table) >= _ENTRIES:
-            table.pop(next(iter(table)), None)
+            table.pop(_oldest(table), None)
         table[key] = value
     value.refs = [_reference(o, forget) for o in owners]
+
+
+def _oldest(table):
+    """The key that came first. Weak references take keys out at any time, on any thread."""
+    while True:
+        try:
+            return next(iter(table), None)
+        except RuntimeError:  # one went between iter and next
+            pass
 
 
 def _owners_of(entry, mods):
