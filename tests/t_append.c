@@ -488,10 +488,16 @@ static void refusals(void **state)
     const saccade_tensor t = numbers(slots, KEYS), n = numbers(lengths, B);
     saccade_append_args a = good;
     saccade_tensor bad;
+    saccade_error err;
     (void)state;
     refuse(&a, "kv_len");
     a.slots = &n;
     refuse(&a, "slots");
+    bad = t;
+    bad.dtype = SACCADE_F32;
+    a.slots = &bad;
+    assert_int_equal(saccade_append(NULL, &a, &err), SACCADE_EINVAL);
+    assert_string_equal(err.message, "got dtype f32, expected i32 or i64");
     a.slots = &t;
     a.kv_len = &n;
     refuse(&a, "slots");
@@ -519,7 +525,6 @@ static void refusals(void **state)
     bad.dtype = SACCADE_F32; /* which has no scales */
     a.k_scale = NULL;
     a.k_scale_tokens = 1;
-    saccade_error err;
     assert_int_equal(saccade_append(NULL, &a, &err), SACCADE_EINVAL);
     assert_string_equal(err.where, "k_scale");
     assert_non_null(strstr(err.message, "with a pool of f32"));

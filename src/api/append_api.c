@@ -151,9 +151,10 @@ static saccade_status read_slots(const append_call *c, kv_append *out, saccade_e
 {
     const saccade_append_args *a = &c->args;
     const saccade_tensor *t = a->slots;
-    const api_expected expected = {"slots", t->dtype == SACCADE_I64 ? SACCADE_I64 : SACCADE_I32,
-                                   1, c->device};
+    const api_expected expected = {"slots", t->dtype, 1, c->device};
     int64_t shape[1] = {c->keys};
+    FAIL_AT(t->dtype != SACCADE_I32 && t->dtype != SACCADE_I64, SACCADE_EINVAL, "slots", 0, 0,
+            "got dtype %s, expected i32 or i64", saccade_dtype_name(t->dtype));
     FAIL_AT(a->pages || a->kv_len || a->cu_seqlens, SACCADE_EINVAL, "slots", 0, 0,
             "got them and pages, kv_len or cu_seqlens, expected one way to say where keys go");
     TRY(api_check_tensor(t, &expected, shape, err));
