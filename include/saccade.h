@@ -628,9 +628,9 @@ typedef struct saccade_forward_args {
     void *workspace; /* saccade_plan_workspace() bytes, 64-aligned */
     size_t workspace_bytes;
     void *stream;                /* CUstream for CUDA */
-    const saccade_tensor *sinks; /* [H], or [B, H, Q] with 1 for B or Q; of the run's own
-                                  * heads. Of parts of the keys that are merged only one may
-                                  * have them: -inf for the others */
+    const saccade_tensor *sinks; /* [H], or [B, H, Q] with 1 for B or Q (of ragged runs for Q);
+                                  * of the run's own heads. Of parts of the keys that are
+                                  * merged only one may have them: -inf for the others */
     /* Quantised K and V: an element is its code times its scale. [B|1, Hkv|1, groups of rows,
      * groups of channels] f32 or f16 of any strides: element (b, h, n, d) of K has the scale
      * [b, h, n / k_scale_tokens, d / k_scale_channels], 0 where that is 0. NULL: 1. */

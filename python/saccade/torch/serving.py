@@ -92,8 +92,8 @@ def cached_attention(
     kv_offset: the position of the first key, 0 if not given.
     mask, score: text, saccade.mask and saccade.score, callables; they see logical positions.
     Tensors that they capture and scalars are read when the call runs. sinks: [H], or [B, H, Q]
-    with 1 for B or Q, a logit of each row in the denominator alone. out: written instead of a
-    new tensor; beside 16-bit queries also float32. return_max: also the
+    with 1 for B or Q (ragged: for Q), a logit of each row in the denominator alone. out:
+    written instead of a new tensor; beside 16-bit queries also float32. return_max: also the
     largest live score of each head in all of the call, [H], -inf where there is none. prefix:
     what SharedPrefix makes of groups of sequences that begin alike. Returns
     out, or (out, lse), (out, max), (out, lse, max). Errors: ValueError for what does not fit
