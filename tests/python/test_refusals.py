@@ -224,7 +224,8 @@ def test_lengths_of_masks():
 
 def test_devices_that_hold_no_values():
     meta = Q.to("meta")
-    refused(st.cached_attention, "query", query=meta, key=meta, value=meta)
+    with pytest.raises(TypeError, match=r"query: got a tensor of shape \(.*\) on device meta"):
+        st.cached_attention(meta, meta, meta)
     refused(st.cached_attention, "sinks", query=Q, key=Q, value=Q, sinks=meta[0, :, 0, 0])
     refused(st.cached_attention, "out", query=Q, key=Q, value=Q, out=meta)
     refused(st.cached_attention, "prefix", query=Q, key=Q, value=Q, prefix=3)

@@ -50,9 +50,9 @@ def check_memory(name, t):
     if type(t) not in _PLAIN and n:
         raise TypeError(f"{name}: {_got(t)}")
     if n:
+        why = "on device meta" if t.is_meta else "whose storage was resized to 0"
         raise TypeError(
-            f"{name}: got a tensor of shape {tuple(t.shape)} whose storage was resized to 0, "
-            "expected one with values"
+            f"{name}: got a tensor of shape {tuple(t.shape)} {why}, expected one with values"
         )
 
 
