@@ -347,7 +347,7 @@ static int plain_applicable(const plan_problem *problem, int32_t level, char *wh
     if (!fits)
         strcpy(why, "plain works in f32, f16 and bf16");
     else if (problem->has_chunks && problem->gradients)
-        strcpy(why, "plain makes no gradients of keys in chunks");
+        strcpy(why, "plain makes no gradients of keys in pages or chunks");
     return fits && !(problem->has_chunks && problem->gradients);
 }
 
