@@ -577,7 +577,9 @@ typedef struct saccade_pages {
     int64_t chunk;                       /* not 0: entries are first rows of K and V, which are
                                           * [B, Hkv, rows, dim], and so many keys follow */
     int64_t KV;                          /* no batch is longer, and a block mask has so many
-                                          * keys; 0: as many as `most` entries hold */
+                                          * keys; 0: as many as `most` entries hold, with indptr
+                                          * those of the longest batch (not on a GPU, which
+                                          * wants the number) */
 } saccade_pages;
 static inline void saccade_pages_init(saccade_pages *pages)
 {
@@ -658,7 +660,8 @@ SACCADE_API saccade_status saccade_pages_check(const saccade_plan *plan,
                                                saccade_error *err);
 /* Bytes of workspace for runs of at most these sizes, SIZE_MAX for lengths that no run can
  * reach and for fewer heads or dims than the plan's, 0 for NULL. KV: logical keys, in pages as
- * many as tables have room for (columns times page, or saccade_pages.KV), however few are live.
+ * many as tables have room for (columns times page, with indptr the longest batch's entries
+ * times page, or saccade_pages.KV), however few are live.
  * Of ragged problems B is the number of sequences, Q and KV are those of the longest. */
 SACCADE_API size_t saccade_plan_workspace(const saccade_plan *plan, const saccade_sizes *sizes);
 /* Allocates, compiles and copies nothing; on CUDA it launches and does not wait. Threads change
