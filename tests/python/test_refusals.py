@@ -231,6 +231,24 @@ def test_devices_that_hold_no_values():
     refused(st.cached_attention, "prefix", query=Q, key=Q, value=Q, prefix=3)
 
 
+def test_calls_of_caches_on_another_device_than_torchs_default():
+    pool, ones = torch.ones(4, 2, 8, 16), torch.ones(2, 2, 1, 16)
+    table, lengths = torch.tensor([[0, 1], [0, 2]]).int(), torch.tensor([10, 9]).int()
+    groups, shared = torch.tensor([0, 2]).int(), torch.tensor([8]).int()
+    with torch.device("meta"):  # as torch.set_default_device sets it
+        codes, scale = st.quantize(ones, "i8")
+        prefix = st.SharedPrefix(table, lengths, groups, shared, page=8, max_shared=8)
+        out = prefix.attention(ones, pool, pool)
+        cache = st.PagedCache(
+            1, pages=4, page=8, sequences=2, heads=2, head_dim=16, device="cpu"
+        )
+        cache.step([cache.add(), cache.add()], [1, 1])
+        cache.append(0, ones, ones)
+        same = cache.attend(0, ones)
+    assert torch.equal(codes * scale, ones)
+    assert torch.allclose(out, ones) and torch.equal(same, ones)
+
+
 class Causal:
     def __call__(self, b, h, i, j):
         return i >= j

@@ -29,6 +29,11 @@ def _held(dtype: Union[torch.dtype, str]) -> torch.dtype:
     return CODE_TENSORS[dtype]
 
 
+def _numbers(x: Sequence[Any]) -> torch.Tensor:
+    """On the host, whatever torch's default device is."""
+    return torch.tensor(x, dtype=torch.int32, device="cpu")
+
+
 class PagedCache(Cache):
     """Pools of `layers` layers with one table for all of them.
 
@@ -139,11 +144,10 @@ class PagedCache(Cache):
         self.most_new = max(self._counts, default=0)
         for count in self._counts:
             starts.append(starts[-1] + count)
-        entries = torch.tensor(rows, dtype=torch.int32).view(n, columns)
-        self.block_table[:, :columns].copy_(entries)
-        self.seq_lens.copy_(torch.tensor(lengths, dtype=torch.int32))
+        self.block_table[:, :columns].copy_(_numbers(rows).view(n, columns))
+        self.seq_lens.copy_(_numbers(lengths))
         self.cu_seqlens = self._starts[: n + 1]
-        self.cu_seqlens.copy_(torch.tensor(starts, dtype=torch.int32))
+        self.cu_seqlens.copy_(_numbers(starts))
 
     def _columns_of(self, sequences: Sequence[int]) -> int:
         """How many columns of the table a step writes: those of its longest sequence, or of one

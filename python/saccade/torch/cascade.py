@@ -117,8 +117,9 @@ class SharedPrefix:
         held = -(-max(self.lengths.tolist(), default=0) // self.page)
         table = self.table[:, :held].clone()
         first = self.shared[0][:-1][self.shared[0].diff() > 0]
-        of_shared = torch.arange(table.shape[1]) < (shared // self.page)[:, None]
-        others = torch.ones(self.B, dtype=torch.bool)
+        columns = torch.arange(table.shape[1], device=table.device)
+        of_shared = columns < (shared // self.page)[:, None]
+        others = table.new_ones(self.B, dtype=torch.bool)
         others[first.long()] = False
         table[others[:, None] & of_shared] = 0  # not read
         seen = self.lengths if mask is None or is_causal_text(mask) else shared

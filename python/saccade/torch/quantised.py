@@ -64,13 +64,14 @@ def quantize(
     x = x.detach().contiguous().resolve_neg()
     if dtype == "i4" and D % 2:
         raise ValueError(f"x: got {D} channels, expected an even number for i4")
-    codes = torch.empty(B, H, N, D // 2 if dtype == "i4" else D, dtype=CODE_TENSORS[dtype])
+    columns = D // 2 if dtype == "i4" else D
+    codes = x.new_empty(B, H, N, columns, dtype=CODE_TENSORS[dtype])
     check_scale_dtype(scale_dtype)
     if scale is not None:
         check_here("scale", scale, x.device)
     if scale is None:
         rows, columns = (-(-n // by) if by else 1 for n, by in ((N, tokens), (D, channels)))
-        made = torch.empty(*((1, 1) if shared else (B, H)), rows, columns, dtype=scale_dtype)
+        made = x.new_empty(*((1, 1) if shared else (B, H)), rows, columns, dtype=scale_dtype)
     else:
         made = scale
     tensors = [objects.c_tensor(v) for v in (view(x), cache_view(codes), view(made))]
