@@ -242,4 +242,6 @@ def test_function_transforms_under_autocast(device):
 
     of_q, of_t = torch.func.grad(loss, argnums=(0, 1))(q.float(), t)
     assert of_q.dtype is torch.float32
-    assert torch.equal(of_t, train("slopes", st.flex_attention, tensors)[1])
+    check("slopes", tensors, capture("slopes"), of_t)
+    if device == "cpu":  # on CUDA another program makes gradients of q too
+        assert torch.equal(of_t, train("slopes", st.flex_attention, tensors)[1])
