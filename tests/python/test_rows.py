@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 from saccade.c import abi, objects  # noqa: E402
 from saccade.c import dist as c_dist  # noqa: E402
 from saccade.torch import create_block_mask, flex_attention  # noqa: E402
+from saccade.torch.calls import keeps_f32, kept_f32  # noqa: E402
 from saccade.torch.exchange import expand  # noqa: E402
 from saccade.torch.mods import Resolved, dtype_name, view  # noqa: E402
 
@@ -52,9 +53,9 @@ def memory(size, device):
     return room, (room.data_ptr() + 63) & ~63, size
 
 
-def rank_run(made, shards, rank, q, k, v, handle, d_out, score=None, wanted=()):
+def rank_run(made, shards, rank, q, k, v, handle, d_out, out_dtype, score=None, wanted=()):
     """Of this rank: its rows' out, lse and gradient, and its parts of those of keys and of what
-    the score captures; keys that it needs not are zeros."""
+    the score captures; keys that it needs not are zeros. out_dtype: as backward takes out."""
     rows = expand(shards.rows(rank)).to(q.device)
     if not len(rows):
         return None
@@ -62,7 +63,7 @@ def rank_run(made, shards, rank, q, k, v, handle, d_out, score=None, wanted=()):
     touched = expand(needed).to(q.device)
     pools = [torch.zeros_like(t).index_copy_(2, touched, t[:, :, touched]) for t in (k, v)]
     own, own_d = q[:, :, rows].contiguous(), d_out[:, :, rows].contiguous()
-    out = torch.empty_like(own)
+    out = torch.empty_like(own, dtype=out_dtype)
     lse = own.new_empty(own.shape[:3], dtype=torch.float32)
     given = {"q": own, "k": pools[0], "v": pools[1], "out": out, "lse": lse}
     stream = torch.cuda.current_stream().cuda_stream if q.is_cuda else None
@@ -90,7 +91,7 @@ def rank_run(made, shards, rank, q, k, v, handle, d_out, score=None, wanted=()):
     if q.is_cuda:
         torch.cuda.synchronize()
     d["captured"] = [t for _, t in captured]
-    return rows, out, lse, d
+    return rows, out.to(q.dtype), lse, d
 
 
 def parts_of(device, ranks, q, k, v, d_out, score, handle, names=()):
@@ -101,19 +102,19 @@ def parts_of(device, ranks, q, k, v, d_out, score, handle, names=()):
     context = objects.context(1 if device == "cpu" else 0)
     bits = 7 | (abi.GRADIENT_CAPTURES if names else 0)
     heads = H, k.shape[1]
-    plan = objects.plan(
-        context, hint, *heads, D, D, name, name, None, *mods, device, bits, names
-    )
+    is_kept = keeps_f32(q.dtype, score.bound if score else None, names)
+    out_dtype = torch.float32 if is_kept else q.dtype
+    about = name, name, None, *mods, device, bits, names, kept_f32(name) if is_kept else ()
+    plan = objects.plan(context, hint, *heads, D, D, *about)
     tile = abi.lib.saccade_plan_row_tile(plan.handle, abi.Sizes(B, *heads, N, N, D, D))
     shards = c_dist.ShardPlan(ranks, tile, N, [handle] if handle else [], [1] if handle else [])
     shards.ranks = ranks
-    problem = ((hint, *heads, 0, 0, D, D), name, name, None, *mods, device, bits, names)
+    problem = ((hint, *heads, 0, 0, D, D), *about)
     for rank in range(ranks):
         transport = c_dist.Transport(rank, ranks, 60.0, repeated)
         made = c_dist.Dist(context, problem, shards, 0, transport)
-        one = rank_run(
-            made, shards, rank, q, k, v, handle, d_out, score if names else None, names
-        )
+        tensors = q, k, v, handle, d_out, out_dtype
+        one = rank_run(made, shards, rank, *tensors, score if names else None, names)
         if one is not None:
             yield one
 
