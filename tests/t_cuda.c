@@ -712,6 +712,7 @@ static void programs_of_large_heads(void **state)
                 {320, 256, 0, "sliding_window(W)", SACCADE_BF16, SACCADE_NONE, 0, 0, 1},
                 {448, 384, 0, NULL, SACCADE_F16, SACCADE_NONE, 0, 0, 1},
                 {512, 512, 0, NULL, SACCADE_BF16, SACCADE_NONE, 0, 0, 1},
+                {504, 512, 0, NULL, SACCADE_BF16, SACCADE_NONE, 0, 0, 0},
                 {576, 288, 0, NULL, SACCADE_BF16, SACCADE_NONE, 0, 0, 0},
                 {64, 304, 0, "causal()", SACCADE_BF16, SACCADE_NONE, 0, 0, 0},
                 {576, 512, 0, NULL, SACCADE_BF16, SACCADE_E4M3, 1, 0, 0},

@@ -105,8 +105,8 @@ static int latent_form(const cu_state *s, const plan_problem *p, int rung, cu_fo
 {
     const int D = (int)p->sizes.D, E = (int)p->sizes.Dv;
     *out = (cu_form){.family = CU_SM90, .span_rows = CU_WIDE_ROWS, .column_parts = 3};
-    if (!s->has_large_heads || strcmp(s->arch, "sm_90a") || cu_codes(p) || D % 8 || p->weight
-        || p->is_invariant)
+    if (!s->has_large_heads || strcmp(s->arch, "sm_90a") || cu_codes(p) || D % 8 || E > D
+        || p->weight || p->is_invariant)
         return 0;
     out->latent_panels =
         cu_latent_choice(cu_padded(D), E, s->facts.column_words, rung, &out->tile);
