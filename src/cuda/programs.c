@@ -100,13 +100,25 @@ static int decode_wide_form(const cu_state *s, const plan_problem *p, int rung, 
                                     &out->tile);
 }
 
+/* Whether keys whose first columns are their values, codes or not, may be elements of both: one
+ * scale for each 16 columns that a thread widens. Codes in pages and in sequences go by wide
+ * spans. */
+static int may_share_elements(const plan_problem *p)
+{
+    enum { WIDENED = 16 };
+    return !cu_codes(p)
+           || (p->k_groups.tokens == p->v_groups.tokens && !p->has_chunks && !p->is_ragged
+               && p->k_groups.channels == p->v_groups.channels
+               && p->k_groups.channels % WIDENED == 0);
+}
+
 /* Keys whose first columns are their values. */
 static int latent_form(const cu_state *s, const plan_problem *p, int rung, cu_form *out)
 {
     const int D = (int)p->sizes.D, E = (int)p->sizes.Dv;
     *out = (cu_form){.family = CU_SM90, .span_rows = CU_WIDE_ROWS, .column_parts = 3};
-    if (!s->has_large_heads || strcmp(s->arch, "sm_90a") || cu_codes(p) || D % 8 || E > D
-        || p->weight || p->is_invariant)
+    if (!s->has_large_heads || strcmp(s->arch, "sm_90a") || !may_share_elements(p) || D % 8
+        || E > D || p->weight || p->is_invariant)
         return 0;
     out->latent_panels =
         cu_latent_choice(cu_padded(D), E, s->facts.column_words, rung, &out->tile);
@@ -217,6 +229,7 @@ const cu_program_kind cu_program_kinds[CU_PROGRAMS] = {
                    .choose = latent_form,
                    .write = cu_write_forward,
                    .is_optional = 1,
+                   .spill_most = 80, /* of the careful path, over codes */
                    .has_maxima = 1,
                    .is_packed = 1,
                    .wants_alignment = 1,

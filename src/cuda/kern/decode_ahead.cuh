@@ -2,7 +2,9 @@
  * are read here, a block before they are used, so that no copy waits for them. */
 #pragma once
 
-enum { NO_BLOCK = -1, ENTRIES = (KEYS + 31) / 32 };
+#define WIDENS (CFG_LATENT && CFG_CODES) /* threads that load have keys of their own */
+
+enum { NO_BLOCK = -1, ENTRIES = WIDENS ? 1 : (KEYS + 31) / 32 };
 
 struct lookahead {
     cursor at;
@@ -13,10 +15,18 @@ struct lookahead {
 #endif
 };
 
+/* The i'th of the two keys of a block that a thread widens columns of; four lanes have one. */
+DEVICE int widened_key(int i)
+{
+    return 32 * i + threadIdx.x % 128 / 4;
+}
+
 /* The i'th key that this lane finds the place of, counted from the block's first; `each`: keys
  * of a copy. */
 DEVICE int key_of_lane(int i, int each)
 {
+    if (WIDENS)
+        return widened_key(threadIdx.x & 1);
     return (32 * i + (int)(threadIdx.x & 31)) * each;
 }
 

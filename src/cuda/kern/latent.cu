@@ -4,8 +4,9 @@
  *
  * Of a CTA one warpgroup makes the scores and weights of 64 rows, two add up O, half of the
  * columns each, and one warp loads; so that products of scores, of values, the softmax and the
- * copies all run at a time. latent_place.cuh: who, where, in which units. latent_load.cuh,
- * latent_scores.cuh, latent_values.cuh: the roles, in the order in which data passes them.
+ * copies all run at a time. latent_place.cuh: who, where, in which units. latent_load.cuh, or
+ * latent_codes.cuh over quantised keys, latent_scores.cuh, latent_values.cuh: the roles, in the
+ * order in which data passes them.
  *
  * Order of sums: as decode.cu's. */
 #include "cfg.cuh"
@@ -20,7 +21,11 @@
 #include "careful.cuh"
 #include "decode_span.cuh"
 #include "decode_end.cuh"
+#if CFG_CODES
+#include "latent_codes.cuh"
+#else
 #include "latent_load.cuh"
+#endif
 #include "latent_scores.cuh"
 #include "latent_values.cuh"
 
@@ -33,7 +38,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     line l = line_of(p);
     l.prefix = smem_address(a.prefix);
     if (threadIdx.x == 0) {
+#if !CFG_CODES
         map_prefetch(&mk);
+#endif
         init_barriers(a);
     }
     __syncthreads();
@@ -47,12 +54,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
     switch (role_of_thread()) {
     case SCORES:
-        registers_grow<CFG_REGS_SCORES>();
+        registers_become<CFG_REGS_SCORES>();
         make_weights(a, p, mod, l);
         break;
     case LOADS_KEYS:
         registers_shrink<CFG_REGS_PRODUCER>();
-        if (threadIdx.x / 32 == WARPS)
+        if (threadIdx.x / 32 < WARPS + KEY_LOADERS)
             load_keys(a, p, mod, l, &mk);
         break;
     default:

@@ -21,7 +21,8 @@ enum {
     FIRST_PANELS = HAS_REST ? FIRST_SUM : SUM_PANELS,
     STAGE = PANELS_D * PANEL,
     WEIGHTS = ROWS * KEYS * 2,
-    SUMS = ROWS * 16
+    SUMS = ROWS * 16,
+    KEY_LOADERS = CFG_CODES ? LOADERS : 1 /* warps that bring keys */
 };
 static_assert(ROWS == 64 && KEYS == 64, "a wgmma has 64 rows, and panels of Q and K are alike");
 static_assert(SIDE_PANELS % AT_ONCE == 0 && REST_PANELS >= 0, "whole units");
@@ -33,6 +34,15 @@ enum { SCORES, LEFT, RIGHT, LOADS_KEYS };
 DEVICE int role_of_thread()
 {
     return threadIdx.x / 128;
+}
+
+/* From as many as each thread of the CTA begins with. */
+template <int REGISTERS> DEVICE void registers_become()
+{
+    if constexpr (REGISTERS < 65536 / THREADS)
+        registers_shrink<REGISTERS>();
+    else
+        registers_grow<REGISTERS>();
 }
 
 /* ---- units ---- */
@@ -114,7 +124,7 @@ DEVICE void init_barriers(const arena &a)
 {
     for (int i = 0; i < CFG_STAGES; i++)
         for (int u = 0; u < UNITS; u++) {
-            barrier_init(a.full + (i * UNITS + u) * 8, 1);
+            barrier_init(a.full + (i * UNITS + u) * 8, KEY_LOADERS);
             barrier_init(a.empty + (i * UNITS + u) * 8, HAS_REST && u == 0 ? 4 : 8);
         }
     barrier_init(a.weights_full, 4);
@@ -136,6 +146,15 @@ DEVICE u32 barrier_of(u32 barriers, u32 n, int unit)
 DEVICE u32 turn_of(u32 n)
 {
     return n / CFG_STAGES & 1;
+}
+
+/* Until a unit has come. What warps have stored there is seen by products behind a fence, which
+ * is not theirs: it would wait for all that they load. */
+DEVICE void await_unit(const arena &a, u32 n, int unit)
+{
+    barrier_wait(barrier_of(a.full, n, unit), turn_of(n));
+    if (CFG_CODES)
+        fence_async_proxy();
 }
 
 /* ---- the way through a share ---- */

@@ -44,7 +44,7 @@ template <int I> DEVICE void start_sum(float (&t)[S_COUNT], const arena &a, u32 
 #pragma unroll
     for (int i = sum_begin(I); i < min(PANELS_D, sum_begin(I + 1)); i++) {
         if (nth_begins(i))
-            barrier_wait(barrier_of(a.full, n, nth_unit(i)), turn_of(n));
+            await_unit(a, n, nth_unit(i));
 #pragma unroll
         for (int kk = 0; kk < 4; kk++) {
             int panel = nth_panel(i), at = (panel * PANEL + kk * 32) / 16;

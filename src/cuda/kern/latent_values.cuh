@@ -41,7 +41,7 @@ DEVICE void add_block(half_row &f, const arena &a, u32 n)
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < PRODUCTS; i++) {
-        barrier_wait(barrier_of(a.full, n, HAS_REST + i), turn_of(n));
+        await_unit(a, n, HAS_REST + i);
 #pragma unroll
         for (int kk = 0; kk < 4; kk++)
             wgmma_pv(f.o[i], w[kk][0], w[kk][1], w[kk][2], w[kk][3],

@@ -83,7 +83,7 @@ static registers registers_of(const plan_problem *p, const cu_form *form, int is
                               int gathers)
 {
     if (form->latent_panels)
-        return (registers){32, 176, 128};
+        return cu_codes(p) ? (registers){48, 176, 112} : (registers){32, 176, 128};
     if (form->span_rows)
         return decode_registers(p);
     if (is_small)

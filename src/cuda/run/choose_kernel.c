@@ -301,16 +301,31 @@ static int suits_half(const cu_state *s, const plan_run *run)
            && cu_decode_half_pays(s->device.n_sm, cu_decode_spans(&run->sizes, CU_SPAN_ROWS));
 }
 
-/* Whether values are the first columns of their keys, which come in tensor copies. */
-static int suits_latent(const cu_state *s, const plan_run *run)
+/* Whether one tensor has, along the first n dimensions, the elements of the other. */
+static int is_same(const saccade_tensor *a, const saccade_tensor *b, int n)
 {
-    const saccade_tensor *k = run->k, *v = run->v;
-    int is_same = k->data == v->data;
+    int yes = a->data == b->data;
+    for (int d = 0; d < n; d++)
+        yes = yes && a->shape[d] == b->shape[d]
+              && (a->stride[d] == b->stride[d] || a->shape[d] == 1);
+    return yes;
+}
+
+/* Whether values are the first columns of their keys, which come in tensor copies, or as codes
+ * of the same scales. */
+static int suits_latent(const plan_run *run, const cu_loaded *program, int has_codes)
+{
+    const saccade_tensor *k = run->k_scale, *v = run->v_scale;
     cu_chunks chunks;
-    for (int d = 0; d < 3; d++)
-        is_same = is_same && (k->stride[d] == v->stride[d] || k->shape[d] == 1);
-    run_place_box(run, 1, &s->programs[CU_LATENT].form.tile, &chunks);
-    return is_same && !chunks.is_small;
+    if (!is_same(run->k, run->v, 3))
+        return 0;
+    if (has_codes && k && v)
+        return is_same(k, v, 3) && k->dtype == v->dtype
+               && (k->stride[3] == v->stride[3] || v->shape[3] == 1);
+    if (has_codes)
+        return k == v;
+    run_place_box(run, 1, &program->form.tile, &chunks);
+    return !chunks.is_small;
 }
 
 static int takes_run(const saccade_plan *plan, cu_program program, const plan_run *run)
@@ -329,7 +344,8 @@ static int takes_run(const saccade_plan *plan, cu_program program, const plan_ru
            && (program == CU_FEW ? suits_few(plan, run)
                                  : kind->operation != CU_OP_SMALL || suits_small(plan, run))
            && (program != CU_DECODE_HALF || suits_half(s, run))
-           && (program != CU_LATENT || suits_latent(s, run))
+           && (program != CU_LATENT
+               || suits_latent(run, &s->programs[program], cu_codes(&plan->problem)))
            && (program != CU_PAIR || suits_pair(plan, run))
            && (kind->operation != CU_OP_PARTS || !run->between);
 }
