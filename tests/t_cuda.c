@@ -578,16 +578,20 @@ static void programs_of_pairs(void **state)
     }
 }
 
-/* Decode that loads by warps of its own keeps some addresses in memory. */
-static int spills_allowed(cu_program program)
+/* Decode that loads by warps of its own keeps some addresses in memory, and the careful path
+ * over codes of latent heads some numbers. */
+static int spills_allowed(cu_program program, const saccade_problem *p)
 {
-    return program == CU_DECODE_WIDE ? cu_program_kinds[program].spill_most : 0;
+    const int has_codes = p->kv_dtype != SACCADE_NONE && p->kv_dtype != p->dtype;
+    return program == CU_DECODE_WIDE || (program == CU_LATENT && has_codes)
+               ? cu_program_kinds[program].spill_most
+               : 0;
 }
 
 static void expect_no_spills(const cu_state *s, const saccade_problem *p)
 {
     for (int n = 0; n < CU_PROGRAMS; n++)
-        if (s->programs[n].image.report.spill_bytes > spills_allowed((cu_program)n))
+        if (s->programs[n].image.report.spill_bytes > spills_allowed((cu_program)n, p))
             fail_msg("%s, d%lld, %s: %d bytes spilled", cu_program_kinds[n].name,
                      (long long)p->sizes.D, p->arch, s->programs[n].image.report.spill_bytes);
 }
@@ -715,9 +719,12 @@ static void programs_of_large_heads(void **state)
                 {504, 512, 0, NULL, SACCADE_BF16, SACCADE_NONE, 0, 0, 0},
                 {576, 288, 0, NULL, SACCADE_BF16, SACCADE_NONE, 0, 0, 0},
                 {64, 304, 0, "causal()", SACCADE_BF16, SACCADE_NONE, 0, 0, 0},
-                {576, 512, 0, NULL, SACCADE_BF16, SACCADE_E4M3, 1, 0, 0},
+                {576, 512, 0, NULL, SACCADE_BF16, SACCADE_E4M3, 1, 0, 1},
+                {576, 512, 0, "causal()", SACCADE_BF16, SACCADE_I4, 1, 64, 1},
+                {448, 384, 0, NULL, SACCADE_F16, SACCADE_I8, 0, 0, 1},
+                {576, 512, 0, NULL, SACCADE_BF16, SACCADE_E4M3, 1, 8, 0},
                 {576, 512, 1, "causal()", SACCADE_BF16, SACCADE_I8, 1, 0, 0},
-                {576, 512, 0, NULL, SACCADE_F16, SACCADE_E5M2, 0, 0, 0},
+                {576, 512, 0, NULL, SACCADE_F16, SACCADE_E5M2, 0, 0, 1},
                 {576, 288, 0, NULL, SACCADE_BF16, SACCADE_I4, 1, 0, 0},
                 {272, 512, 0, NULL, SACCADE_BF16, SACCADE_E4M3, 1, 128, 0}};
     (void)state;
