@@ -3,8 +3,8 @@
  * Memory is the limit here, not arithmetic. Keys are read once and in order, a few at a time,
  * and stay in L1 while all rows use them. While K is used V is prefetched, and the next K while
  * V is used (Flash-Decoding's loop). Keys are first converted into a block in L1 where more
- * than a few rows would convert them again, or where a row does not fill whole vectors. Every
- * sum runs over dims and then over lanes, in one order. */
+ * than a few rows would convert them again, or where a row of 16 bits or codes does not fill
+ * whole vectors. Every sum runs over dims and then over lanes, in one order. */
 #include "cpu/kernels/kernels.h"
 #include "base/quantize.h"
 #include "cpu/kv/prefetch.h"
@@ -22,8 +22,12 @@ enum {
     MOST_ROWS = 32,
 };
 
-static ALWAYS_INLINE vf widen(saccade_dtype dtype, const char *row, int32_t d)
+/* Columns from d on of a row of dim; past its end, where a row of f32 ends within a vector,
+ * zeros. */
+static ALWAYS_INLINE vf widen(saccade_dtype dtype, const char *row, int32_t d, int32_t dim)
 {
+    if (dtype == SACCADE_F32 && d + VF > dim)
+        return vf_load_first((const float *)(const void *)row + d, dim - d);
     if (dtype == SACCADE_F32)
         return vf_load((const float *)(const void *)row + d);
     if (dtype == SACCADE_BF16)
@@ -35,22 +39,37 @@ static ALWAYS_INLINE vf widen(saccade_dtype dtype, const char *row, int32_t d)
 
 /* ---- blocks of f32 ---- */
 
+/* Columns [d, from->dim) of n rows, fewer than a vector, and zeros. All rows are copied before
+ * one is read: a load does not get the bytes of several stores before it from the core, but waits
+ * for the cache to have them. */
+static ALWAYS_INLINE void widen_rests(saccade_dtype dtype, const cpu_rows *from, int32_t d,
+                                      int32_t n, int32_t ld, float *to)
+{
+    char rests[KEY_GROUP][VF * 4];
+    const int64_t at = quant_bytes(dtype, d);
+    const size_t bytes = (size_t)(quant_bytes(dtype, from->dim) - at), words = bytes / 8 * 8;
+    const char *row = from->base + at;
+    for (int32_t j = 0; j < n; j++, row += from->stride) {
+        vf_store((float *)(void *)rests[j], vf_set(0));
+        for (size_t i = 0; i < words; i += 8)
+            memcpy(rests[j] + i, row + i, 8);
+        for (size_t i = words; i < bytes; i++)
+            rests[j][i] = row[i];
+    }
+    for (int32_t j = 0; j < n; j++)
+        vf_store(to + j * (int64_t)ld + d, widen(dtype, rests[j], 0, VF));
+}
+
 static ALWAYS_INLINE void widen_rows(saccade_dtype dtype, const cpu_rows *from, int32_t n,
                                      int32_t ld, float *to)
 {
     const int32_t full = from->dim / VF * VF;
-    const int64_t at = quant_bytes(dtype, full);
-    const size_t left = (size_t)(quant_bytes(dtype, from->dim) - at);
     const char *row = from->base;
-    for (int32_t j = 0; j < n; j++, row += from->stride, to += ld) {
-        char rest[VF * 4] = {0};
+    for (int32_t j = 0; j < n && full; j++, row += from->stride)
         for (int32_t d = 0; d < full; d += VF)
-            vf_store(to + d, widen(dtype, row, d));
-        if (full == from->dim)
-            continue;
-        memcpy(rest, row + at, left);
-        vf_store(to + full, widen(dtype, rest, 0));
-    }
+            vf_store(to + j * (int64_t)ld + d, widen(dtype, row, d, full));
+    if (full < from->dim)
+        widen_rests(dtype, from, full, n, ld, to);
 }
 
 /* call(dtype, ...) by the value of dtype. */
@@ -86,7 +105,7 @@ static cpu_rows take_rows(const cpu_keys *keys, int64_t j, int32_t n, int32_t ro
 {
     const cpu_rows from = cpu_keys_from(keys, j);
     const int32_t ld = (from.dim + VF - 1) / VF * VF;
-    if (from.dim == ld && (from.dtype == SACCADE_F32 || rows <= CONVERTED_ROWS))
+    if (from.dtype == SACCADE_F32 || (from.dim == ld && rows <= CONVERTED_ROWS))
         return from;
     BY_DTYPE(from.dtype, widen_rows, &from, n, ld, block);
     return (cpu_rows){(const char *)block, ld * (int64_t)sizeof *block, SACCADE_F32, ld};
@@ -107,7 +126,7 @@ static ALWAYS_INLINE vf dot_square(int rows, saccade_dtype dtype, const float *q
         prefetch_lines(next, 1, share);
 #pragma GCC unroll 16
         for (int j = 0; j < n_keys; j++) {
-            const vf k = widen(dtype, keys[j], d);
+            const vf k = widen(dtype, keys[j], d, D);
 #pragma GCC unroll 4
             for (int i = 0; i < rows; i++)
                 acc[i * n_keys + j] =
@@ -133,10 +152,12 @@ static ALWAYS_INLINE void dot_rows(int rows, saccade_dtype dtype, const qk_job *
     const float *q = job->q + (int64_t)i * job->q_ld;
     float *s = job->s + (int64_t)i * job->s_ld + column;
     for (int32_t j = 0; j < n; j += n_keys) {
-        const char *keys[VF];
+        const char *keys[VF], *key = k->base + j * k->stride;
         float square[VF];
-        for (int t = 0; t < n_keys; t++)
-            keys[t] = k->base + (j + t < n ? j + t : n - 1) * k->stride;
+        for (int t = 0; t < n_keys; t++) { /* past the end the last one again */
+            keys[t] = key;
+            key += j + t + 1 < n ? k->stride : 0;
+        }
         vf_store(square, vf_set(job->scale)
                              * dot_square(rows, dtype, q, job->q_ld, keys, k->dim, job->next,
                                           job->share));
@@ -182,28 +203,47 @@ typedef struct pv_job {
     cpu_prefetch *next;
 } pv_job;
 
+/* Sums of a column that keys are dealt to in turn, so that a chunk of few columns has as many
+ * additions under way as one of many: for columns of 4 rows and of one alike, as a row has its
+ * bits whatever rows are with it. */
+static ALWAYS_INLINE int sums_of(int columns)
+{
+    return columns < ACCUMULATORS / 4 ? ACCUMULATORS / 4 / columns : 1;
+}
+
 /* Rows [i, i + rows), columns [d, d + columns * VF), keys [0, n) with weights from j on. */
 static ALWAYS_INLINE void sum_chunk(int rows, int columns, saccade_dtype dtype,
                                     const pv_job *job, int32_t i, int32_t d,
                                     const cpu_rows *v, int32_t n, int32_t j)
 {
+    const int turns = sums_of(columns), each = rows * columns;
     vf acc[ACCUMULATORS];
     const float *p = job->p + (int64_t)i * job->p_ld + j;
     const char *row = v->base;
     float *sums = job->sums + (int64_t)i * job->ld + d;
-    for (int t = 0; t < rows * columns; t++)
+    for (int t = 0; t < each * turns; t++)
         acc[t] = vf_set(0);
-    for (int32_t t = 0; t < n; t++, row += v->stride) {
-        prefetch_lines(job->next, 1, job->share);
-#pragma GCC unroll 16
-        for (int c = 0; c < columns; c++) {
-            const vf x = widen(dtype, row, d + c * VF);
+    for (int32_t t = 0; t < n; t += turns) {
+        prefetch_lines(job->next, 1, job->share * turns);
+        const int many = n - t < turns ? n - t : turns;
 #pragma GCC unroll 4
-            for (int r = 0; r < rows; r++)
-                acc[r * columns + c] =
-                    vf_fma(vf_set(p[(int64_t)r * job->p_ld + t]), x, acc[r * columns + c]);
+        for (int k = 0; k < turns; k++, row += v->stride) {
+            if (k == many)
+                break;
+#pragma GCC unroll 16
+            for (int c = 0; c < columns; c++) {
+                const vf x = widen(dtype, row, d + c * VF, v->dim);
+#pragma GCC unroll 4
+                for (int r = 0; r < rows; r++) {
+                    vf *at = &acc[k * each + r * columns + c];
+                    *at = vf_fma(vf_set(p[(int64_t)r * job->p_ld + t + k]), x, *at);
+                }
+            }
         }
     }
+    for (int step = turns / 2; step; step /= 2)
+        for (int t = 0; t < each * step; t++)
+            acc[t] += acc[t + each * step];
     for (int r = 0; r < rows; r++)
         for (int c = 0; c < columns; c++)
             vf_store(sums + (int64_t)r * job->ld + c * VF, acc[r * columns + c]);

@@ -15,6 +15,12 @@ static inline vf vf_load(const float *p)
     return _mm256_loadu_ps(p);
 }
 
+static inline vf vf_load_first(const float *p, int32_t n)
+{
+    const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    return _mm256_maskload_ps(p, _mm256_cmpgt_epi32(_mm256_set1_epi32(n), lanes));
+}
+
 static inline void vf_store(float *p, vf x)
 {
     _mm256_storeu_ps(p, x);

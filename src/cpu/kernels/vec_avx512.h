@@ -15,6 +15,12 @@ static inline vf vf_load(const float *p)
     return _mm512_loadu_ps(p);
 }
 
+/* The first n of a vector's elements, fewer than all, and zeros. */
+static inline vf vf_load_first(const float *p, int32_t n)
+{
+    return _mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), p);
+}
+
 static inline void vf_store(float *p, vf x)
 {
     _mm512_storeu_ps(p, x);

@@ -21,6 +21,14 @@ static inline vf vf_load(const float *p)
     return x;
 }
 
+static inline vf vf_load_first(const float *p, int32_t n)
+{
+    vf x = {0};
+    for (int32_t i = 0; i < n; i++)
+        x[i] = p[i];
+    return x;
+}
+
 static inline void vf_store(float *p, vf x)
 {
     memcpy(p, &x, sizeof x);
