@@ -708,3 +708,36 @@ def test_vmap_leaves_the_size_of_a_batch(mod):
     got = torch.func.vmap(lambda t: st.flex_attention(t, t, t, **mod))(x)
     want = torch.stack([st.flex_attention(t, t, t, **mod) for t in x])
     assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("way", ["grad", "jvp", "vmap"])
+def test_masks_that_are_made_inside(way):
+    """Of tensors that the transform knows nothing of; a mask from outside may be asked for its
+    index tensors there, and has them afterwards."""
+    doc, width = torch.arange(N) // 4, torch.tensor(3)
+    own = lambda b, h, i, j: (doc[i] == doc[j]) & (i - j < width)  # noqa: E731
+    text = st.mask("doc[q] == doc[kv] && q - kv < width", doc=doc, width=width)
+    q, k, v = given()
+    i = torch.arange(N)
+    live = (doc[:, None] == doc) & (i[:, None] - i < width)
+    outside = st.create_block_mask(own, None, None, N, N)
+
+    def ours(q, mod):
+        mask = st.create_block_mask(mod, None, None, N, N)
+        out = st.flex_attention(q, k, v, None, mask).sin().sum()
+        return out * mask.kv_num_blocks.sum() * st.create_mask(mod, None, None, N, N).sum()
+
+    def theirs(q):
+        s = (q @ k.mT / D**0.5).masked_fill(~live, -torch.inf)
+        return (torch.softmax(s, -1) @ v).sin().sum() * live.sum()
+
+    for mod in own, text:
+        if way == "grad":
+            got, want = grad(lambda x, m=mod: ours(x, m))(q), grad(theirs)(q)
+        elif way == "jvp":
+            got, want = (jvp(f, (q,), (k,))[1] for f in (lambda x, m=mod: ours(x, m), theirs))
+        else:
+            got, want = (vmap(f)(q[None]) for f in (lambda x, m=mod: ours(x, m), theirs))
+        torch.testing.assert_close(got, want)
+    grad(lambda x: (x * outside.q_indices.sum() * outside.full_kv_indices.sum()).sum())(q)
+    assert outside.q_indices.tolist() == outside.kv_indices.tolist() == [[[[0]]]]

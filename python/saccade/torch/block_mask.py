@@ -378,11 +378,14 @@ class BlockMask:
         self.version
         if transposed:
             if self._transpose is None and self._has_transpose:
-                KV, block = self._seq_lengths[1], self.BLOCK_SIZE[1]
-                self._transpose = transposed_lists(self._lists(False), KV, block)
+                lists, KV, block = self._lists(False), self._seq_lengths[1], self.BLOCK_SIZE[1]
+                with torch._C._DisableFuncTorch():  # they stay when a transform is over
+                    self._transpose = transposed_lists(lists, KV, block)
             return self._transpose or (None,) * 4
         if self._forward is None:
-            self._forward = exported(self.handle(), self._seq_lengths, self._dims, self._device)
+            made, device = self.handle(), self._device
+            with torch._C._DisableFuncTorch():
+                self._forward = exported(made, self._seq_lengths, self._dims, device)
             self._marks = marks_of(self._forward)
         return self._forward
 

@@ -85,6 +85,7 @@ def _dense_mask(mod_fn, B, H, Q_LEN, KV_LEN, device):
     if unknown:
         raise ValueError(f"mod_fn: got a text that reads {unknown[0]}, which is a call's, "
                          "expected one that does not")
-    dense = torch.empty((*handle.lead, Q_LEN, KV_LEN), dtype=torch.uint8, device="cpu")
-    abi.call("block_mask_to_dense", handle.handle, dense.data_ptr())
-    return dense.to(torch.bool).to(device)
+    with torch._C._DisableFuncTorch():  # inside of grad and jvp new tensors have no memory
+        dense = torch.empty((*handle.lead, Q_LEN, KV_LEN), dtype=torch.uint8, device="cpu")
+        abi.call("block_mask_to_dense", handle.handle, dense.data_ptr())
+        return dense.to(torch.bool).to(device)

@@ -182,9 +182,10 @@ _read_outside = disabled(_read, _IN_A_GRAPH)
 
 @torch.compiler.disable  # around what is called: torch.compile(f) goes into an f it is around
 def _proven(mask_mod, sizes, block, device, has_full):
-    found = Resolved(mask_mod, "mask", "cpu")
-    made = block_mask_of(found, *sizes, mask_mod, block, device)
-    return made if has_full or made.lacks_sizes() else _all_partial(made)
+    with torch._C._DisableFuncTorch():  # inside of grad and jvp plain tensors' views are not
+        found = Resolved(mask_mod, "mask", "cpu")
+        made = block_mask_of(found, *sizes, mask_mod, block, device)
+        return made if has_full or made.lacks_sizes() else _all_partial(made)
 
 
 def block_mask_of(
