@@ -38,6 +38,9 @@ class Runner:
     def __init__(
         self, q, k, v, score, mask, scale, backend, needs=(), dropout=0.0, sinks="", keeps=False
     ):
+        handle = mask.handle() if mask else None
+        if score is not None and handle and handle.mod:
+            score = score.apart(handle.mod.names)
         self.keep = [score.bound] if score is not None else []
         self.more = ()
         if dropout:
@@ -48,9 +51,8 @@ class Runner:
         names, views, bound = [], [], None
         if score is not None:
             bound, names, views = score.bound, score.names, list(score.views)
-        handle = mask.handle() if mask else None
         if handle and handle.mod:
-            extra = self._mask_captures(handle, q.device, names)
+            extra = self._mask_captures(handle, q.device)
             names, views = names + [n for n, _ in extra], views + [v for _, v in extra]
         device, (B, H, Q, D) = q.device.type, q.shape
         backend, is_invariant = way_of(backend)
@@ -111,14 +113,8 @@ class Runner:
             self.mask.prepare(made, self.device)
         return made
 
-    def _mask_captures(self, handle, device, score_names):
+    def _mask_captures(self, handle, device):
         """Captures of the mask for the kernel: the block mask has them on the host only."""
-        clash = set(score_names) & set(handle.mod.names)
-        if clash:
-            raise ValueError(
-                f"score_mod and block_mask both capture the name {min(clash)}, "
-                "expected different names"
-            )
         if device.type != "cuda":
             return []
         moved = [t if t.dim() == 0 else t.to(device) for t in handle.tensors]

@@ -203,8 +203,12 @@ def _in_names_of(reason, score_mod, block_mask):
     """in_names_of for a call whose mods were resolved before."""
     if reason.status != "EVALUE" or reason.line:
         return reason
-    mods = ("score", score_mod), ("mask", getattr(block_mask, "mask_mod", block_mask))
-    found = [Resolved(m, kind, "cpu") for kind, m in mods if m not in (None, noop_mask)]
+    mods = ("mask", getattr(block_mask, "mask_mod", block_mask)), ("score", score_mod)
+    found, taken = [], []
+    for kind, m in mods:
+        if m not in (None, noop_mask):
+            found.append(Resolved(m, kind, "cpu").apart(taken))
+            taken = found[-1].names
     return in_names_of(reason, found)
 
 

@@ -44,9 +44,10 @@ def tangents(score, mask, scale, options, names, moves, given, rates):
     keep: List[torch.Tensor] = []
     if made is not None:
         rate_of = dict(zip(names, rates[3:]))
-        for name, t in zip(made.names, made.tensors):
+        called = call.runner.names  # apart from the mask's
+        for own, name, t in zip(made.names, called, made.tensors):
             pairs["bindings"].append((name, view(t)))
-            rate = rate_of.get(name)
+            rate = rate_of.get(own)
             if rate is not None and t.dtype.is_floating_point:
                 keep.append(rate.to(lse_dot.dtype).reshape(t.shape).contiguous().resolve_neg())
                 pairs["captures_dot"].append((name, view(keep[-1])))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import inspect
 import math
@@ -15,6 +16,7 @@ import torch
 from ..c import abi, objects
 from ..trace import closures, symbols
 from ..trace.errors import words_of
+from ..trace.tracer import with_other_names
 from .memory import check_memory
 
 _DTYPES = {
@@ -405,6 +407,20 @@ class Resolved:
         """Itself, with views of its tensors where they lie now."""
         self.views = [view(t) for t in self.tensors]
         return self
+
+    def apart(self, taken: Iterable[str]) -> "Resolved":
+        """Itself, with other names for those of its captures that another mod of the call has
+        too: the library knows captures of both by name, and each mod's are its own."""
+        mine = self.names
+        clash = [n for n in mine if n in taken]
+        if not clash:
+            return self
+        text, called = with_other_names(self.bound.text, clash, (*mine, *taken))
+        given = zip([called.get(n, n) for n in mine], self.tensors)
+        types = tuple((n, dtype_name(t), t.dim()) for n, t in given)
+        made = copy.copy(self)
+        made.bound = objects.bound_mod(self.bound.kind, text, types)
+        return made
 
     names = property(lambda self: list(self.bound.names))
 

@@ -288,6 +288,8 @@ class ContextParallel:
             return of_no_rows(q, k, v, score_mod, True, False)[:2]
         kind = self.device.type
         score = Resolved(score_mod, "score", kind) if score_mod is not None else None
+        if score is not None and mask is not None and mask.mod is not None:
+            score = score.apart(mask.mod.names)
         captured = score.captured if score is not None else []
         self._check_score(index, score, q, k)
         way = Spread if self.mode == "heads" else Gathered if self.local else Exchanged
@@ -395,16 +397,10 @@ class ContextParallel:
     def _agree(self, what, parts):
         agree(what, digest(parts), self.group, self.device, self._limit)
 
-    def of_mask(self, mask, names):
+    def of_mask(self, mask):
         """(name, view) of what a kernel reads of the mask's captures: on CUDA all of them."""
         if self.device.type == "cpu" or mask is None or mask.mod is None:
             return []
-        clash = set(names) & set(mask.mod.names)
-        if clash:
-            raise ValueError(
-                f"score_mod and block_mask both capture the name {min(clash)}, expected "
-                "different names"
-            )
         moved = self._moved.get(mask)
         if moved is None:
             moved = [t if t.dim() == 0 else t.to(self.device) for t in mask.tensors or ()]

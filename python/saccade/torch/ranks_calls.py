@@ -39,7 +39,7 @@ class _Call:
         self.wanted = tuple(n for n, w in zip(self.names, flags) if w)
         bits = sum(1 << i for i, wanted in enumerate(needs[:3]) if wanted)
         bits |= abi.GRADIENT_CAPTURES if self.wanted else 0
-        more = self.cp.of_mask(self.mask, self.names)
+        more = self.cp.of_mask(self.mask)
         self.all_names = [*self.names, *[n for n, _ in more]]
         self.all_views = [*self.views, *[x for _, x in more]]
         self.bits = self._bits(bits)

@@ -331,10 +331,13 @@ def is_causal_text(mask: Resolved) -> bool:
 
 def _mods(score, mask, q):
     """Both, ready to run where q lies; None for what is not given."""
-    return [
+    made = [
         None if m is None else resolved(m, kind, q.device.type)
         for m, kind in ((score, "score"), (mask, "mask"))
     ]
+    if None not in made:
+        made[0] = made[0].apart(made[1].names)
+    return made
 
 
 def check_fixed(mods):
@@ -557,8 +560,6 @@ class _Arguments:
 
     def bind(self, mods):
         names = [n for m in mods for n in m.names]
-        if len(set(names)) != len(names):
-            raise ValueError("score and mask capture one name, expected different names")
         self.mods = mods
         self.args.bindings = objects.bindings(names, [x for m in mods for x in m.views])
         self.args.n_bindings = len(names)

@@ -7,6 +7,7 @@ computed.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import struct
@@ -34,6 +35,7 @@ _NOTHING_F32 = 2.0**-150  # this and less is 0 in f32, and no literal
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _DEFINES = re.compile(r"\b(mask|score)\s+[A-Za-z_]")
 _NUMBER_OR_NAME = re.compile(r"\d[\w.]*|\.\d\w*|(?P<name>[A-Za-z_]\w*)(?P<call>\s*\()?")
+_STEM = 48  # characters of a name that another is made from: the language has 63
 _INT32 = (-(1 << 31), (1 << 31) - 1)
 
 
@@ -238,6 +240,24 @@ def _binds(text: str, name: str) -> bool:
     """Whether a text with definitions has a parameter or a local of this name."""
     in_list = rf"\b(?:mask|score)\s+\w+\s*\([^)]*\b{name}\b[^)]*\)\s*="
     return re.search(rf"{in_list}|\b{name}\s*=(?!=)", text) is not None
+
+
+def with_other_names(text: str, names, taken) -> tuple[str, dict[str, str]]:
+    """A text in which these captures are called otherwise, by names that are neither its own
+    nor taken; and the new names by the old ones. Its locals and parameters of an old name
+    change with it, which leaves what hides what as it was; its definitions keep theirs."""
+    used = {at["name"] for at in _NUMBER_OR_NAME.finditer(text)} | set(taken)
+    called = {}
+    for old in names:
+        tries = (f"{old[:_STEM]}_{i}" for i in itertools.count(2))
+        called[old] = next(x for x in tries if x not in used)
+        used.add(called[old])
+
+    def other(at):
+        is_capture = at["name"] in called and not at["call"]
+        return called[at["name"]] if is_capture else at[0]
+
+    return _NUMBER_OR_NAME.sub(other, text), called
 
 
 def _f32(x: float) -> float:
