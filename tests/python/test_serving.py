@@ -382,3 +382,34 @@ def test_serving_between_graphs():
 
     made = torch.compile(step, backend=backend)(q, k)
     assert torch.equal(made, want) and len(graphs) <= 3
+
+
+@pytest.mark.parametrize("autocast", [torch.bfloat16, torch.float16])
+def test_under_autocast_the_dtype_of_the_cache_decides(autocast):
+    """Which is not cast; over codes the query takes autocast's. With out nothing is cast."""
+    q, k, v = (torch.randn(2, 2, 9, 16) for _ in range(3))
+    table = torch.tensor([[1], [0]], dtype=torch.int32)
+    lens = torch.tensor([9, 7], dtype=torch.int32)
+    in_pages = dict(block_table=table, seq_lens=lens)
+    cases = [(x, x) for x in (torch.float32, torch.bfloat16, torch.float16)]
+    cases += [(torch.int8, autocast), (torch.float8_e4m3fn, autocast)]
+    for dtype, wanted in cases:
+        cache = k.to(dtype), v.to(dtype)
+        for options in {}, in_pages:
+            for given in torch.float32, torch.bfloat16:
+                with torch.autocast("cpu", autocast):
+                    out = st.cached_attention(q.to(given), *cache, **options)
+                want = st.cached_attention(q.to(given).to(wanted), *cache, **options)
+                assert out.dtype is wanted and torch.equal(out, want)
+    rows = q.transpose(1, 2).flatten(0, 1).contiguous()
+    starts = torch.tensor([0, 9, 18], dtype=torch.int32)
+    pools = k.bfloat16(), v.bfloat16()
+    with torch.autocast("cpu", autocast):
+        out = torch.empty_like(q)
+        st.cached_attention(q, k, v, out=out)
+        st.cached_attention(*(t.half() for t in (q, k, v)), out=torch.empty_like(q).half())
+        assert st.cached_attention(*(t.double() for t in (q, k, v))).dtype is torch.float64
+        ragged = st.varlen_attention(rows, *pools, starts, None, 9, 9, **in_pages)
+    assert torch.equal(out, st.cached_attention(q, k, v))
+    want = st.varlen_attention(rows.bfloat16(), *pools, starts, None, 9, 9, **in_pages)
+    assert ragged.dtype is torch.bfloat16 and torch.equal(ragged, want)

@@ -351,6 +351,21 @@ def autocast(q, k, v):
     return q.to(dtype), k.to(dtype), v.to(dtype)
 
 
+_FLOATS = torch.float32, torch.float16, torch.bfloat16
+
+
+def autocast_beside(q, k):
+    """The query of a call under autocast over a cache, which is too large to be cast for one
+    call: in the dtype of its numbers, and over codes in autocast's."""
+    device = q.device.type
+    is_cast = q.is_floating_point() and q.dtype is not torch.float64
+    if not is_cast or device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
+        return q
+    if k.dtype in _FLOATS:
+        return q.to(k.dtype)
+    return q if k.dtype is torch.float64 else q.to(torch.get_autocast_dtype(device))
+
+
 _CODES = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 

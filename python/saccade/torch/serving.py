@@ -16,7 +16,7 @@ import torch
 
 from ..c import abi, objects
 from . import warm_serving
-from .calls import current_stream, stats_dtype, workspace
+from .calls import autocast_beside, current_stream, stats_dtype, workspace
 from .checks import (
     MOST_ROWS,
     backend_of,
@@ -32,6 +32,7 @@ from .checks import (
     scale_of,
     way_of,
 )
+from .entries import is_autocast
 from .flex import MaskMod, ScoreMod
 from .memory import check_memory
 from .mods import Resolved, dtype_name, in_names_of, view, written
@@ -39,6 +40,7 @@ from .outside import check_apart, is_apart
 from .tables import Keys, check_absent, check_pages
 
 Lengths = Union[int, torch.Tensor]
+_T = torch.Tensor
 _AT_END = "end"  # the q_offset of calls that are kept
 _CAUSAL = ("causal()", "q>=kv", "kv<=q")
 CODES = {torch.int8: "i8", torch.uint8: "i4"}
@@ -95,12 +97,18 @@ def cached_attention(
     with 1 for B or Q (ragged: for Q), a logit of each row in the denominator alone. out:
     written instead of a new tensor; beside 16-bit queries also float32. return_max: also the
     largest live score of each head in all of the call, [H], -inf where there is none. prefix:
-    what SharedPrefix makes of groups of sequences that begin alike. Returns
-    out, or (out, lse), (out, max), (out, lse, max). Errors: ValueError for what does not fit
-    together, SaccadeError for what the library refuses, on a GPU not for what a table holds.
+    what SharedPrefix makes of groups of sequences that begin alike.
+    Under torch.autocast the cache is read as it lies, and its dtype decides: the query is cast
+    to it, so that a cache in float32 is computed in float32; over codes to autocast's dtype.
+    With out nothing is cast, as in torch's own calls with out.
+    Returns out, or (out, lse), (out, max), (out, lse, max). Errors: ValueError for what does
+    not fit together, SaccadeError for what the library refuses, on a GPU not for what a table
+    holds.
     """
     check_flags(return_lse=return_lse, return_max=return_max)
     return_max = bool(return_max)
+    if is_autocast() and out is None and isinstance(query, _T) and isinstance(key, _T):
+        query = autocast_beside(query, key)
     tensors = (
         query, key, value, block_table, k_scale, v_scale, sinks, cu_seqlens_q, cu_seqlens_k
     )  # fmt: skip

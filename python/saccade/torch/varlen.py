@@ -12,7 +12,15 @@ from . import warm_serving
 from .autograd import Slots, check_rates
 from .batched import gradients_of_each, is_batched
 from .beside import drawn_state
-from .calls import autocast, keeps_f32, kept_f32, rounded, stats_dtype, weight_of
+from .calls import (
+    autocast,
+    autocast_beside,
+    keeps_f32,
+    kept_f32,
+    rounded,
+    stats_dtype,
+    weight_of,
+)
 from .checks import (
     MOST_ROWS,
     NO_SECOND_OF,
@@ -62,12 +70,13 @@ def varlen_attention(
     beside decode. mask, score: as in cached_attention; q and kv count within the sequence, b is
     its number. align: "start", position 0 for each sequence's first query, or "end", its last
     query stands at its last key (as FlashAttention's causal has it). block_table [B, most] and
-    seq_lens [B]: keys are in pools of pages instead, as in cached_attention. sinks [H] and
-    dropout_p: as in flex_attention; which weights are kept follows from a sequence's number and
-    from places within it. Gradients of query, key, value, sinks and every float tensor that
-    score captures follow, from out and lse; those of pools are sums over all places that name a
-    key. Rows before cu_seqlens_q[0] and behind cu_seqlens_q[-1], as padding leaves them, are 0,
-    their lse -inf. Returns out, or (out, lse) with lse [T, H].
+    seq_lens [B]: keys are in pools of pages instead, as in cached_attention, which autocast
+    leaves as they are. sinks [H] and dropout_p: as in flex_attention; which weights are kept
+    follows from a sequence's number and from places within it. Gradients of query, key, value,
+    sinks and every float tensor that score captures follow, from out and lse; those of pools
+    are sums over all places that name a key. Rows before cu_seqlens_q[0] and behind
+    cu_seqlens_q[-1], as padding leaves them, are 0, their lse -inf. Returns out, or (out, lse)
+    with lse [T, H].
     """
     if not is_apart():
         given = query, key, value, cu_seqlens_q, cu_seqlens_k, block_table, seq_lens
@@ -85,6 +94,8 @@ def varlen_attention(
     _check(query, key, value, block_table)
     if block_table is None:
         query, key, value = autocast(query, key, value)
+    else:
+        query = autocast_beside(query, key)
     check_flags(return_lse=return_lse)
     check_dropout(dropout_p, False)
     max_seqlen_q = count_of("max_seqlen_q", max_seqlen_q, most=MOST_ROWS)
