@@ -122,6 +122,45 @@ def test_quotients_are_exact(f, y):
         assert torch.equal(scores(lambda s, b, h, i, j, g=g: s + g(i), len(TENTHS)), want)
 
 
+INF = float("inf")
+SPECIAL = [0.0, -0.0, 1.0, -1.0, 2.5, -0.5, INF, -INF, float("nan")]
+BY_ZERO = [  # constants of a mod's code
+    lambda x: x / -0.0, lambda x: x / 0.0, lambda x: x / 0, lambda x: -2.5 / x,
+    lambda x: x // -0.0, lambda x: INF // x, lambda x: -INF // x, lambda x: x // -2.5,
+    lambda x: 1 / (x * -2), lambda x: torch.reciprocal(-x),
+    lambda x: torch.div(x, -0.0, rounding_mode="trunc"),
+]  # fmt: skip
+
+
+def agrees_at(f, *tensors):
+    """At each element, in a score and in a mask, by the value and by its sign."""
+    n, want = len(tensors[0]), f(*tensors)
+    got = scores(lambda s, b, h, i, j: s + f(*(t[i] for t in tensors)), n)
+    shown = torch.where(want == INF, torch.nan, want)  # a row with such a score is NaN
+    assert torch.allclose(got, shown, equal_nan=True), f
+    for is_so in (lambda x: x > 0, lambda x: x < 0, lambda x: x == x, lambda x: abs(x) == INF):
+        live = st.create_mask(
+            lambda b, h, i, j, is_so=is_so: is_so(f(*(t[i] for t in tensors))),
+            None, None, n, 1, device="cpu",
+        )  # fmt: skip
+        assert torch.equal(live[0, 0, :, 0], is_so(want)), f
+
+
+def test_divisions_by_zeros_and_of_infinities():
+    """The sign of a zero is torch's, and an infinity has no floor of a quotient but by 0."""
+    pairs = torch.cartesian_prod(*[torch.tensor(SPECIAL)] * 2).T.contiguous()
+    for f in (
+        torch.div, torch.floor_divide, torch.remainder, torch.fmod, torch.hypot, torch.copysign,
+        lambda x, y: torch.div(x, y, rounding_mode="trunc"), lambda x, y: 1 / (x * y),
+        lambda x, y: x / -y,
+    ):  # fmt: skip
+        agrees_at(f, *pairs)
+        for y in SPECIAL:  # a number of the closure
+            agrees_at(lambda x, f=f, y=y: f(x, torch.tensor(y)), torch.tensor(SPECIAL))
+    for f in BY_ZERO:
+        agrees_at(f, torch.tensor(SPECIAL))
+
+
 def test_floors_of_quotients_are_proven():
     """Block masks of them cost what their boundaries do, as those of x / y."""
     N = 4096

@@ -64,11 +64,14 @@ def _has_other_sign(t, rest, y):
 
 def _floor_of_floats(t, x, y):
     """The rounded quotient's floor, which is at most one too large: where the quotient became
-    whole and lies below. Ranges of it are those of x / y."""
+    whole and lies below. Ranges of it are those of x / y. An infinite x has no rest, and so
+    none but by 0."""
     quotient = true_divide(t, x, y)
     whole = float_call("floor")(t, quotient)
     is_over = _has_other_sign(t, _rest_of(t, x, y, whole), y).name
     text = f"({whole.name} - ({is_over} ? 1.0 : 0.0))"
+    if x.constant is None or math.isinf(x.constant):
+        text = f"(abs({x.name}) == inf && {y.name} != 0.0 ? nan : {text})"
     return cut(t, t.local(text, "float", dtype=quotient.dtype_name))
 
 

@@ -151,7 +151,8 @@ _FORMULAS: dict[str, tuple] = {
     "rad2deg": ("x * 57.29577951308232", _X, {}),
     "hypot": (
         "a = abs(x); b = abs(y); steep = a > b; m = steep ? a : b; n = steep ? b : a; "
-        "r = n / m; a == inf || b == inf ? inf : m * sqrt(1.0 + r * r)",
+        "r = n / m; a == inf || b == inf ? inf : "
+        "m == 0.0 && n != n ? n : m * sqrt(1.0 + r * r)",
         _XY,
         {},
     ),

@@ -6,6 +6,7 @@ torch's promotion over bool, int and float.
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any, Callable, NamedTuple
 
@@ -144,12 +145,19 @@ def _shifted(symbol, x, y):
 
 
 def true_divide(t, x, y):
+    """The language says x / 0 is 0; torch says inf or nan, and heeds the sign of a float's 0.
+    What shows that sign in the language costs as much as a division: of what is computed from
+    the score, whose zeros are a matter of rounding, it is not asked."""
     dtype = joined([x.dtype_name, y.dtype_name], "float")
+    has_sign = y.kind == "float" and y.name not in t.of_score
     x, y = convert(t, x, "float"), convert(t, y, "float")
-    if y.constant is not None and y.constant != 0:
-        return t.local(f"({x.name} / {y.name})", "float", dtype=dtype)
-    # The language says x / 0 is 0; torch says inf or nan.
-    text = f"({y.name} == 0 ? {x.name} * inf : {x.name} / {y.name})"
+    text = f"({x.name} / {y.name})"
+    if y.constant is not None:
+        if y.constant == 0:
+            text = f"({x.name} * {t.literal(math.copysign(math.inf, y.constant))})"
+        return t.local(text, "float", dtype=dtype)
+    inverse = f"rsqrt({y.name})" if has_sign else "inf"
+    text = f"({y.name} == 0 ? {x.name} * {inverse} : {text})"
     return t.local(text, "float", dtype=dtype)
 
 

@@ -34,6 +34,7 @@ _LARGEST_F32 = 3.4028234663852886e38
 _NOTHING_F32 = 2.0**-150  # this and less is 0 in f32, and no literal
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _DEFINES = re.compile(r"\b(mask|score)\s+[A-Za-z_]")
+_NAME = re.compile(r"[A-Za-z_]\w*")
 _NUMBER_OR_NAME = re.compile(r"\d[\w.]*|\.\d\w*|(?P<name>[A-Za-z_]\w*)(?P<call>\s*\()?")
 _STEM = 48  # characters of a name that another is made from: the language has 63
 _INT32 = (-(1 << 31), (1 << 31) - 1)
@@ -57,6 +58,7 @@ class Tracer:
         self.inside = 0  # depth of our own work, whose look at tensors is no use by the mod
         self.lifted_used = False
         self.cut: set[str] = set()  # locals of which nothing is differentiated
+        self.of_score = {"score"}  # names of what is computed from it
 
     def local(
         self, text: str, type: str, nonneg: bool = False, dtype: str | None = ""
@@ -67,6 +69,8 @@ class Tracer:
         if name is None:
             name = self._seen[text] = f"t{len(self.lines)}"
             self.lines.append(f"{name} = {text};")
+            if not self.of_score.isdisjoint(_NAME.findall(text)):
+                self.of_score.add(name)
         return self.named(name, type, dtype, nonneg)
 
     def named(self, name: str, type: str, dtype: str | None, nonneg=False) -> "Traced":
