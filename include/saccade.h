@@ -251,9 +251,10 @@ SACCADE_API saccade_status saccade_mod_check(const saccade_mod *mod, const sacca
 
 /* *sums: 1 where gradients of these captures of a bound score add up terms of several keys of a
  * row, as of slope[h] * (kv - q) and of tables by buckets of distances, else 0, as of
- * bias[q, kv] and x[kv]. Of such sums in f16 and bf16 what rounding takes from out counts as
- * often as there are keys: they want saccade_problem.out_dtype f32, with d_out_dtype. Captures
- * that nothing reads, and integers, have none. */
+ * bias[q, kv] and x[kv], where each read of the text adds one term of a row. Of such sums in
+ * f16 and bf16 what rounding takes from out counts as often as there are keys: they want
+ * saccade_problem.out_dtype f32, with d_out_dtype. Captures that nothing reads, and integers,
+ * have none. */
 SACCADE_API saccade_status saccade_mod_sums_keys(const saccade_mod *score,
                                                  const char *const *captures,
                                                  int32_t n_captures, int32_t *sums,

@@ -351,6 +351,19 @@ static void which_sum_keys(void **state)
     assert_int_equal(sums_of("score + t[h] - t[h]", "t"), 1);
     assert_int_equal(sums_of("score + (false ? t[h] : 0.0)", "t"), 0); /* nothing reads it */
     assert_int_equal(sums_of("score + t[n]", "n"), 0);                 /* has no gradient */
+    assert_int_equal(sums_of("score + t[0]", "t"), 1);
+    assert_int_equal(sums_of("score + t[n]", "t"), 1);
+    assert_int_equal(sums_of("score + t[kv + n * q]", "t"), 0);
+    assert_int_equal(sums_of("score + t[n * kv]", "t"), 1); /* n may be 0 */
+    assert_int_equal(sums_of("score + t[kv / 2]", "t"), 1);
+    assert_int_equal(sums_of("score + t[clamp(kv, 0, 7)]", "t"), 1);
+    assert_int_equal(sums_of("score + t[kv < n ? kv : n]", "t"), 1);
+    assert_int_equal(sums_of("x = kv - q; score + t[x < 0 ? x + n : x]", "t"), 0);
+    assert_int_equal(sums_of("score + t[kv + int(score)]", "t"), 1);
+    assert_int_equal(sums_of("score + t[kv] * t[q]", "t"), 1);
+    assert_int_equal(sums_of("score + t[kv] - t[kv + 1]", "t"), 0); /* one term a read */
+    assert_int_equal(sums_of("score = score + t[kv]; softcap(20.0)", "t"), 0);
+    assert_int_equal(sums_of("score = softcap(20.0); score + t[0]", "t"), 1);
     assert_int_equal(sums_of("score + t[kv]", "u"), -1);
     assert_int_equal(saccade_mod_sums_keys(NULL, NULL, 0, &(int32_t){0}, NULL), SACCADE_EINVAL);
 }

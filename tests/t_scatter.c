@@ -82,6 +82,22 @@ static void check_claims(const mod_fn *fn, const pass_read *read, const eval_env
         }
 }
 
+/* What says to sum no keys has an element for each key of a row; by the sum of an index that
+ * may be below 0, where the tensor has room for all of a row. */
+static int check_keys(const mod_fn *fn, const pass_read *read, const eval_env *env,
+                      const char *text)
+{
+    static term terms[POINTS];
+    if (pass_sums_keys(read))
+        return 0;
+    find_terms(fn, read, env, terms);
+    for (int i = 0; i < POINTS; i++)
+        for (int k = i - i % NKV; k < i; k++)
+            if (memcmp(terms[i].element, terms[k].element, sizeof terms[i].element) == 0)
+                fail_msg("%s: n%u has one element for several keys of a row", text, read->node);
+    return 1;
+}
+
 /* An index that has a sum f(q) + g(kv) is that, or below 0: over all squares from the first row
  * and key. */
 static int check_sums(const mod_fn *fn, const pass_read *read, const eval_env *env,
@@ -225,6 +241,7 @@ static void classes_of_texts(void **state)
             fail_msg("%s: class %d, shared %d", rows[i].text, (int)read->scatter,
                      read->is_shared);
         check_claims(fn, read, &env, rows[i].text);
+        check_keys(fn, read, &env, rows[i].text);
         check_sums(fn, read, &env, rows[i].text);
         saccade_mod_destroy(mod);
         arena_free(&a);
@@ -233,7 +250,7 @@ static void classes_of_texts(void **state)
 
 static void classes_of_random_mods(void **state)
 {
-    int n[SCATTER_GENERAL + 1] = {0}, n_sums = 0;
+    int n[SCATTER_GENERAL + 1] = {0}, n_sums = 0, n_keys = 0;
     (void)state;
     for (uint64_t seed = 1; seed <= 250; seed++) {
         random_mod r;
@@ -252,6 +269,7 @@ static void classes_of_random_mods(void **state)
         for (uint32_t i = 0; i < n_reads; i++) {
             n[reads[i].scatter]++;
             check_claims(fn, &reads[i], &env, r.text);
+            n_keys += check_keys(fn, &reads[i], &env, r.text);
             n_sums += check_sums(fn, &reads[i], &env, r.text);
         }
         arena_free(&a);
@@ -259,7 +277,9 @@ static void classes_of_random_mods(void **state)
     }
     for (int i = 0; i <= SCATTER_GENERAL; i++)
         printf("class %d: %d reads\n", i, n[i]);
+    printf("an element for each key of a row: %d reads\n", n_keys);
     assert_true(n[SCATTER_HEADS] > 20 && n[SCATTER_GENERAL] > 20 && n_sums > 100);
+    assert_true(n_keys > 20);
 }
 
 /* ---- several reads of a tensor ---- */
