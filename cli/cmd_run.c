@@ -31,8 +31,8 @@ static saccade_status compute(const cli_args *args, file_tensors *f, gradients *
     job j;
     engine e;
     CLI_TRY(files_engine_options(args, &options, err));
-    gradients_ask(args, &options);
     CLI_TRY(job_open(args, &f->sizes, &j, err));
+    gradients_ask(args, &j, &options);
     saccade_status status = engine_open(&j, &options, &f->t, &e, err);
     if (status == SACCADE_OK) {
         status = engine_run(&e, &report->seconds, err);

@@ -111,15 +111,22 @@ static saccade_status all_to_device(engine *e, saccade_error *err)
     return SACCADE_OK;
 }
 
+static saccade_status from_device(const saccade_tensor *there, const saccade_tensor *here,
+                                  saccade_error *err)
+{
+    if (here->dtype == SACCADE_NONE || there->device.kind != SACCADE_CUDA)
+        return SACCADE_OK;
+    return saccade_device_copy(0, here->data, there->data, engine_extent(here), err);
+}
+
 saccade_status engine_fetch(engine *e, saccade_error *err)
 {
-    if (!e->on_device)
-        return SACCADE_OK;
-    const saccade_tensor *out = &e->host->out, *lse = &e->host->lse;
-    CLI_TRY(saccade_device_copy(0, out->data, e->tensors.out.data, engine_extent(out), err));
-    if (lse->dtype == SACCADE_NONE)
-        return SACCADE_OK;
-    return saccade_device_copy(0, lse->data, e->tensors.lse.data, engine_extent(lse), err);
+    const saccade_tensor *out = e->kept.data ? &e->kept : &e->host->out;
+    CLI_TRY(from_device(&e->tensors.out, out, err));
+    CLI_TRY(from_device(&e->tensors.lse, &e->host->lse, err));
+    if (e->kept.data)
+        floats_convert_into(&e->kept, &e->host->out);
+    return SACCADE_OK;
 }
 
 /* ---- engine ---- */
@@ -137,6 +144,11 @@ saccade_status engine_context(int32_t threads, const char *level, saccade_contex
 static bool is(const char *backend, const char *name)
 {
     return backend && strcmp(backend, name) == 0;
+}
+
+static bool keeps_out(const engine_options *o, saccade_dtype dtype)
+{
+    return o->keeps_out && (dtype == SACCADE_F16 || dtype == SACCADE_BF16);
 }
 
 saccade_status engine_plan(const job *j, const engine_options *o, saccade_dtype dtype,
@@ -159,6 +171,10 @@ saccade_status engine_plan(const job *j, const engine_options *o, saccade_dtype 
     p.k_scale_tokens = p.v_scale_tokens = o->codes.tokens;
     p.k_scale_channels = p.v_scale_channels = o->codes.channels;
     p.batch_invariant = o->batch_invariant;
+    if (keeps_out(o, dtype)) {
+        p.out_dtype = SACCADE_F32;
+        p.d_out_dtype = dtype;
+    }
     if (o->grad_of) {
         p.gradient_captures = o->grad_of->item;
         p.n_gradient_captures = o->grad_of->n;
@@ -242,6 +258,10 @@ saccade_status engine_open(const job *j, const engine_options *options, const jo
         e->k_scale = e->coded.k_scale;
         e->v_scale = e->coded.v_scale;
     }
+    if (keeps_out(options, t->q.dtype)) {
+        CLI_TRY(floats_new(SACCADE_F32, 4, t->out.shape, &e->kept, err));
+        e->tensors.out = e->kept;
+    }
     point_args(e, j->sizes.KV, j->n_bindings);
     e->args.sinks = e->sinks.dtype == SACCADE_NONE ? NULL : &e->sinks;
     e->args.dropout = j->weight ? &e->dropout : NULL;
@@ -267,6 +287,7 @@ void engine_close(engine *e)
     while (e->n_device > 0)
         saccade_device_free(0, e->device_memory[--e->n_device]);
     free(e->workspace);
+    free(e->kept.data);
     paged_free(&e->paged);
     coded_free(&e->coded);
     saccade_block_mask_destroy(e->blocks);

@@ -141,24 +141,27 @@ saccade_status floats_new(saccade_dtype dtype, int32_t rank, const int64_t *shap
     return SACCADE_OK;
 }
 
-/* Copies rows of the last dimension; `to` counts elements written. */
 static void convert_from(const saccade_tensor *in, int32_t dim, int64_t from,
-                         const saccade_tensor *out, int64_t *to)
+                         const saccade_tensor *out, int64_t to)
 {
     if (dim == in->rank) {
-        floats_set(out->data, out->dtype, (*to)++, floats_get(in->data, in->dtype, from));
+        floats_set(out->data, out->dtype, to, floats_get(in->data, in->dtype, from));
         return;
     }
     for (int64_t i = 0; i < in->shape[dim]; i++)
-        convert_from(in, dim + 1, from + i * in->stride[dim], out, to);
+        convert_from(in, dim + 1, from + i * in->stride[dim], out, to + i * out->stride[dim]);
+}
+
+void floats_convert_into(const saccade_tensor *in, const saccade_tensor *out)
+{
+    convert_from(in, 0, 0, out, 0);
 }
 
 saccade_status floats_convert(const saccade_tensor *in, saccade_dtype dtype,
                               saccade_tensor *out, saccade_error *err)
 {
-    int64_t to = 0;
     CLI_TRY(floats_new(dtype, in->rank, in->shape, out, err));
-    convert_from(in, 0, 0, out, &to);
+    floats_convert_into(in, out);
     return SACCADE_OK;
 }
 

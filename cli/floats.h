@@ -12,6 +12,8 @@ bool floats_is_float(saccade_dtype dtype);
 /* Row-major copy of a tensor in another dtype; owned by the caller: free(out->data). */
 saccade_status floats_convert(const saccade_tensor *in, saccade_dtype dtype,
                               saccade_tensor *out, saccade_error *err);
+/* The elements of `in` in those of `out`, which has its shape. */
+void floats_convert_into(const saccade_tensor *in, const saccade_tensor *out);
 /* Row-major, owned; elements are not set. */
 saccade_status floats_new(saccade_dtype dtype, int32_t rank, const int64_t *shape,
                           saccade_tensor *out, saccade_error *err);

@@ -5,7 +5,20 @@
 #include <stdlib.h>
 #include <string.h>
 
-void gradients_ask(const cli_args *args, engine_options *options)
+/* Whether backward needs all of out for them, of a back end that takes delta from it; cpu makes
+ * delta anew. */
+static bool wants_out(const job *j, const cli_list *grad_of, const char *backend)
+{
+    int32_t sums = 0;
+    const bool takes_it =
+        backend && (strcmp(backend, "cuda") == 0 || strcmp(backend, "plain") == 0);
+    if (!j->score || !takes_it)
+        return false;
+    return saccade_mod_sums_keys(j->score, grad_of->item, grad_of->n, &sums, NULL) == SACCADE_OK
+           && sums; /* of what it refuses the plan says why */
+}
+
+void gradients_ask(const cli_args *args, const job *j, engine_options *options)
 {
     if (!args->d_out_file)
         return;
@@ -13,6 +26,7 @@ void gradients_ask(const cli_args *args, engine_options *options)
     if (args->grad_of.n) {
         options->gradients |= SACCADE_GRADIENT_CAPTURES;
         options->grad_of = &args->grad_of;
+        options->keeps_out = wants_out(j, &args->grad_of, options->backend);
     }
 }
 

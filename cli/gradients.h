@@ -14,8 +14,8 @@ typedef struct gradients {
     int n;
 } gradients;
 
-/* What the engine's plan is to make. */
-void gradients_ask(const cli_args *args, engine_options *options);
+/* What the engine's plan is to make, for a job of these arguments. */
+void gradients_ask(const cli_args *args, const job *j, engine_options *options);
 /* Reads DO and opens a file for each gradient, beside O. */
 saccade_status gradients_begin(const cli_args *args, const file_tensors *files, gradients *out,
                                saccade_error *err);

@@ -65,6 +65,7 @@ typedef struct engine_options {
     int64_t page;                /* keys of a page; 0: keys lie in one piece */
     code_groups codes;           /* of quantised keys */
     int32_t batch_invariant;     /* saccade_problem's */
+    bool keeps_out; /* out of 16 bits is f32 until it is fetched: backward has all of it */
 } engine_options;
 
 /* A context of so many threads (0: all) and at most this level (NULL: the best). */
@@ -91,6 +92,7 @@ typedef struct engine {
     saccade_pages pages;
     coded coded; /* quantised keys: what k and v are in tensors, and their scales */
     saccade_tensor k_scale, v_scale;
+    saccade_tensor kept; /* out in f32, on the host, where it is kept */
     bool on_device;
     void *device_memory[ENGINE_DEVICE_TENSORS];
     int n_device;
