@@ -69,6 +69,8 @@ def worker(rank, store):
         bias.grad = None
         over_ranks(rank, mode, by_torch, whole, weight, masks, bias, score, out, lse, want)
         slopes_in_16_bits(mode, by_torch, masks)
+    for mode in ("gather", "staged", "heads"):
+        names_of_texts(mode, whole)
     second_derivatives(whole, masks)
     calls_that_are_not_over_ranks(whole, masks)
     for mode in ("gather", "staged", "heads"):
@@ -109,6 +111,26 @@ def slopes_in_16_bits(mode, by_torch, masks):
         out.backward(d)
     error = (learned.grad.double() - exact.grad).norm() / exact.grad.norm()
     assert error < 0.03, (mode, by_torch, error)
+
+
+def names_of_texts(mode, whole):
+    """A mask and a score in text that name other tensors alike."""
+    import saccade.torch as st
+
+    seen, scaled = torch.arange(N) // 200, torch.linspace(-1, 1, H).requires_grad_()
+    mask = st.create_block_mask(
+        st.mask("t[q] == t[kv] && q >= kv", t=seen), None, None, N, N, "cpu"
+    )
+    score = st.score("score + t[h] * (kv - q) / 100", t=scaled)
+    q, k, v = (t.detach() for t in whole)
+    want = st.flex_attention(q, k, v, score, mask, enable_gqa=True)
+    (slope,) = torch.autograd.grad(want.square().sum(), scaled)
+    with st.context_parallel(None, (2, H, N, D), [mask], kv_heads=H // 2, mode=mode) as cp:
+        q, k, v = (cp.shard(t) for t in (q, k, v))
+        out = st.flex_attention(q, k, v, score, mask, enable_gqa=True)
+        (got,) = torch.autograd.grad(out.square().sum(), scaled)
+        torch.testing.assert_close(cp.unshard(out.detach()), want)
+    torch.testing.assert_close(got, slope, rtol=1e-4, atol=1e-4)
 
 
 def second_derivatives(whole, masks):
