@@ -741,3 +741,56 @@ def test_masks_that_are_made_inside(way):
         torch.testing.assert_close(got, want)
     grad(lambda x: (x * outside.q_indices.sum() * outside.full_kv_indices.sum()).sum())(q)
     assert outside.q_indices.tolist() == outside.kv_indices.tolist() == [[[[0]]]]
+
+
+@pytest.mark.parametrize("way", ["grad", "jvp"])
+def test_parts_of_masks_that_are_made_inside(way):
+    """Slices, masks of lists and selections, whose lists and maps are tensors of the transform,
+    are what they are outside of it."""
+    n, block = 256, 128
+    torch.manual_seed(3)
+    doc = torch.arange(n) // 100
+    own = lambda b, h, i, j: (doc[i] == doc[j]) & (i >= j)  # noqa: E731
+    q, k, v = (torch.randn(1, 2, n, 16) for _ in range(3))
+    whole = st.create_block_mask(own, None, None, n, n)
+
+    def of_lists():
+        num = torch.tensor([[[1, 2]]], dtype=torch.int32)
+        idx = torch.tensor([[[[0, 1], [1, 0]]]], dtype=torch.int32)
+        return st.BlockMask.from_kv_blocks(num + 0, idx * 1, mask_mod=own)
+
+    def selected(q=q):
+        tops = (q @ k.mT).unflatten(3, (2, block)).unflatten(2, (2, block)).amax((3, 5))
+        made = st.BlockSelection(1, 2, n, n, kv_heads=2, most=1, mask_mod=own)
+        made.select(tops.topk(1).indices.int())
+        return made
+
+    for make, rows in (
+        (lambda q: whole[:, :, 1:], block),
+        (lambda q: whole[:, :, torch.tensor([1])], block),
+        (lambda q: whole[:, :, -5:, :], 5),
+        (lambda q: of_lists(), n),
+        (selected, n),
+    ):
+        outside = make(q)
+        call = lambda q, mask, rows=rows: (  # noqa: E731
+            st.flex_attention(q[:, :, -rows:], k, v, None, mask).sin().sum()
+        )
+        if way == "grad":
+            got = grad(lambda q, f=call, make=make: f(q, make(q)))(q)
+            want = grad(lambda q, f=call, mask=outside: f(q, mask))(q)
+        else:
+            got, want = (
+                jvp(f, (q,), (k,))[1]
+                for f in (
+                    lambda q, f=call, make=make: f(q, make(q)),
+                    lambda q, f=call, mask=outside: f(q, mask),
+                )
+            )
+        assert torch.equal(got, want)
+
+
+def test_a_selection_of_what_vmap_maps_is_refused():
+    made = st.BlockSelection(1, 2, 256, 256, kv_heads=2, most=1)
+    with pytest.raises(NotImplementedError, match="inside a torch.func transform"):
+        vmap(made.select)(torch.zeros(3, 1, 2, 2, 1, dtype=torch.int32))

@@ -9,20 +9,14 @@ import torch
 from ..c import abi, objects
 from .index_lists import columns_of, counted, dense_of, lists_of_blocks
 from .mask_slices import noop_mask
+from .memory import unwrapped
 from .mods import Resolved
 
 
 def imported(lists, block, lengths, mask_mod) -> objects.BlockMaskHandle:
     """lists: kv_num_blocks, kv_indices, full_kv_num_blocks, full_kv_indices."""
-    num, idx, fnum, fidx = [
-        None if t is None else t.to("cpu", torch.int32).contiguous() for t in lists
-    ]
-    num, idx = _mapped(num, idx)
-    if fidx is not None:
-        fnum, fidx = _mapped(fnum, fidx)
-    columns = columns_of(lengths[1], block[1], idx, fidx)
-    num, idx = num.expand(idx.shape[:-1]).contiguous(), _widened(idx, columns)
-    fidx = None if fidx is None else _widened(fidx, columns)
+    with torch._C._DisableFuncTorch():  # their values, also of those made inside of grad or jvp
+        num, idx, fnum, fidx = _whole([unwrapped(t) for t in lists], lengths[1], block[1])
     lead = (1,) * (4 - idx.dim()) + tuple(idx.shape)
     i = abi.BlockIndices(
         *lead,
@@ -37,6 +31,19 @@ def imported(lists, block, lengths, mask_mod) -> objects.BlockMaskHandle:
         return objects.block_mask_import(i, None, [], sizes, None)
     found = Resolved(mask_mod, "mask", "cpu")
     return objects.block_mask_import(i, found.bound, found.views, sizes, found.tensors)
+
+
+def _whole(lists, length, block):
+    """On the host, contiguous, without absent pages, and as wide as the keys."""
+    num, idx, fnum, fidx = [
+        None if t is None else t.to("cpu", torch.int32).contiguous() for t in lists
+    ]
+    num, idx = _mapped(num, idx)
+    if fidx is not None:
+        fnum, fidx = _mapped(fnum, fidx)
+    columns = columns_of(length, block, idx, fidx)
+    num, idx = num.expand(idx.shape[:-1]).contiguous(), _widened(idx, columns)
+    return num, idx, fnum, None if fidx is None else _widened(fidx, columns)
 
 
 def _mapped(num, idx):

@@ -15,6 +15,8 @@ NO_VMAP = (
     "ones; a mapped dimension folds into batch or heads (query.flatten(0, 1))"
 )
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+# Of torch.func's grad or jvp.
+_is_tracking = getattr(torch._C._functorch, "is_gradtrackingtensor", lambda t: False)
 # Batched by torch.func, or by torch.autograd's own vmap.
 _is_wrapped = getattr(torch._C._functorch, "is_functorch_wrapped_tensor", lambda t: False)
 _BATCHED: Any = torch._C._parse_dispatch_key("Batched")
@@ -28,6 +30,14 @@ def is_batched_by_autograd(t) -> bool:
 def is_without_values(t) -> bool:
     """Whether it stands for others inside of a transform."""
     return _is_wrapped(t) or is_batched_by_autograd(t)
+
+
+def unwrapped(t):
+    """The plain tensor that one of torch.func's grad or jvp stands for, with its values; others
+    as they are. Nothing is differentiated through it."""
+    while t is not None and _is_tracking(t):
+        t = torch._C._functorch.get_unwrapped(t)
+    return t
 
 
 def refuse_wrapped(*tensors):

@@ -17,7 +17,7 @@ from ..c import abi, objects
 from ..trace import closures, symbols
 from ..trace.errors import words_of
 from ..trace.tracer import with_other_names
-from .memory import check_memory
+from .memory import check_memory, unwrapped
 
 _DTYPES = {
     torch.bool: "bool",
@@ -389,19 +389,27 @@ class Resolved:
         self.called = [name_of(v) or n for n, v in zip(names, values)]
         given = [as_tensor(v, n, is_double) for n, v in zip(self.called, values)]
         self.is_flat = self.walk is not None
-        self.tensors = [place(t, device, self.is_flat, n) for n, t in zip(self.called, given)]
+        if kind == "mask":  # of which nothing is differentiated: grad and jvp see none of it
+            given = [unwrapped(t) for t in given]
+            with torch._C._DisableFuncTorch():
+                self._place(given, device)
+        else:
+            self._place(given, device)
         for n, t in zip(self.called, self.tensors):
             if t.dtype == torch.int64 and t.dim() == 0:
                 as_tensor(int(t), n)  # refuses what leaves 32 bits
         types = tuple((n, dtype_name(t), t.dim()) for n, t in zip(names, self.tensors))
         self.bound = objects.bound_mod(_KINDS[kind], text, types)
-        self.views = [view(t) for t in self.tensors]
         self.captured = [t for t in values if isinstance(t, torch.Tensor)]
         self.copied = [
             t
-            for t, placed in zip(values, self.tensors)
-            if isinstance(t, torch.Tensor) and t.data_ptr() != placed.data_ptr()
+            for t, x, placed in zip(values, given, self.tensors)
+            if isinstance(t, torch.Tensor) and x.data_ptr() != placed.data_ptr()
         ]
+
+    def _place(self, given, device):
+        self.tensors = [place(t, device, self.is_flat, n) for n, t in zip(self.called, given)]
+        self.views = [view(t) for t in self.tensors]
 
     def again(self) -> "Resolved":
         """Itself, with views of its tensors where they lie now."""

@@ -20,6 +20,7 @@ from .block_mask import (
 from .calls import current_stream
 from .checks import brief, count_of, device_of
 from .graph_breaks import out_of_graphs
+from .memory import check_memory, unwrapped
 from .mods import Resolved, view
 
 
@@ -91,6 +92,8 @@ class BlockSelection(BlockMask):
         tensor is kept until the next call."""
         if not isinstance(blocks, torch.Tensor):
             raise TypeError(f"blocks: got {brief(blocks)}, expected an int32 tensor")
+        blocks = unwrapped(blocks)
+        check_memory("blocks", blocks)
         self._last = blocks
         increment_version(self._selected.times)  # which backward asks for
         self._parts.clear()  # what was made of the blocks selected before
