@@ -1,6 +1,10 @@
-"""What FlashAttention's paper (arXiv 2205.14135, section 4) claims, in miniature: with the same
-number of tokens, a GPT that sees more context has a lower loss on held-out text; and one whose
-mask is sparse (a window with a few global bytes, a butterfly) costs less than one with all.
+"""Longer context and sparse masks, as FlashAttention's paper compares them, in miniature.
+
+GPTs that see 256 bytes or 2048, and of these all, a window with a few global bytes, or a
+butterfly (arXiv 2205.14135, section 4): for each the same number of tokens, then its loss on
+held-out text and what it cost. A sparse mask costs less and loses little. That more context
+loses less, as in the paper, is not seen in the minutes here: rows of 256 bytes are ahead at
+500,000 tokens (2.41, 2.58) and at 3,000,000 (1.64, 1.95).
 
 usage: PYTHONPATH=python python examples/longer_context.py [--tokens N] [--short]
 """
