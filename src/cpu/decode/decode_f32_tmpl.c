@@ -40,8 +40,8 @@ static ALWAYS_INLINE vf widen(saccade_dtype dtype, const char *row, int32_t d, i
 /* ---- blocks of f32 ---- */
 
 /* Columns [d, from->dim) of n rows, fewer than a vector, and zeros. All rows are copied before
- * one is read: a load does not get the bytes of several stores before it from the core, but waits
- * for the cache to have them. */
+ * one is read: a load of what several stores have just written waits until they are in the
+ * cache. */
 static ALWAYS_INLINE void widen_rests(saccade_dtype dtype, const cpu_rows *from, int32_t d,
                                       int32_t n, int32_t ld, float *to)
 {
