@@ -10,7 +10,7 @@
 
 #include "copy.cuh"
 #include "code_words.cuh"
-#include "decode_ahead.cuh"
+#include "decode_scales.cuh"
 
 enum {
     K_ROW = CFG_D * CODE_BITS / 8, /* bytes of a key */
@@ -38,18 +38,6 @@ DEVICE u32 piece_of(u32 at, int step, int row, int piece)
  * scales of keys that it does not see. */
 #define HALF_VALUES (SCALED_WEIGHTS && CFG_E <= 128 && !CFG_INVARIANT)
 
-/* What a stage keeps of a key's scale: the scale, or with channels where it has its first. */
-#if CFG_K_CHANNELS
-typedef long long k_scale_word;
-#else
-typedef float k_scale_word;
-#endif
-#if CFG_V_CHANNELS
-typedef long long v_scale_word;
-#else
-typedef float v_scale_word;
-#endif
-
 struct stream {
     u32 buffer, full; /* full: barriers, with CFG_CODE_BOXES or warps that load */
 #if CFG_SPAN_ROWS > 16
@@ -75,29 +63,6 @@ DEVICE u32 stage_of(const stream &w, u32 n)
 }
 
 /* ---- copies ---- */
-
-DEVICE float load_scale(const cu_scale &s, long long at)
-{
-    return s.is_f16 ? half_to_float(__ldg((const u16 *)s.data + at))
-                    : __ldg((const float *)s.data + at);
-}
-
-/* The scale of a key, or where its channels' begin. */
-template <int TOKENS> DEVICE void find_scale(float &x, const cu_scale &s, int g, lane_key at)
-{
-    x = at.row < 0 ? 0.f : 1.f;
-    if (s.data && at.row >= 0)
-        x = load_scale(s,
-                       at.b * s.b + g * s.h + (TOKENS ? at.row / (TOKENS | !TOKENS) : 0) * s.n);
-}
-
-template <int TOKENS>
-DEVICE void find_scale(long long &x, const cu_scale &s, int g, lane_key at)
-{
-    x = at.b * s.b + g * s.h;
-    if (TOKENS)
-        x += max(0, at.row) / (TOKENS | !TOKENS) * s.n;
-}
 
 #if CFG_SPAN_ROWS > 16
 #include "decode_code_loads.cuh"

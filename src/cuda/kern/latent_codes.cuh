@@ -9,7 +9,7 @@
 #include "latent_place.cuh"
 #include "code_words.cuh"
 #include "copy.cuh"
-#include "decode_ahead.cuh"
+#include "decode_scales.cuh"
 
 enum {
     EACH = 16,                         /* columns */
@@ -22,28 +22,11 @@ static_assert(CFG_K_CHANNELS % EACH == 0, "a thread's columns have one scale");
 
 /* ---- keys ---- */
 
-/* A thread's part of a key: its first codes, or null where there is no such key; its scale, or
- * where those of its channels begin. */
+/* A thread's part of a key: its first codes, or null where there is no such key. */
 struct code_key {
     const code_byte *codes;
-#if CFG_K_CHANNELS
-    long long scale;
-#else
-    float scale;
-#endif
+    k_scale_word scale;
 };
-
-DEVICE void find_scale(float &x, const cu_scale &s, int g, lane_key at)
-{
-    x = scale_of(s, at.b, g, at.row, 0);
-}
-
-DEVICE void find_scale(long long &x, const cu_scale &s, int g, lane_key at)
-{
-    x = at.b * s.b + g * s.h;
-    if (s.tokens)
-        x += at.row / s.tokens * s.n;
-}
 
 /* The thread's i'th key of the block at x: four lanes have it, two of which found it. */
 DEVICE code_key key_of_block(const lookahead &x, const cu_fwd &p, int i)
@@ -59,7 +42,7 @@ DEVICE code_key key_of_block(const lookahead &x, const cu_fwd &p, int i)
         return k;
     k.codes = (const code_byte *)p.k + at.b * p.ks.b + g * p.ks.h + at.row * p.ks.n
               + code_bytes((threadIdx.x & 3) * EACH);
-    find_scale(k.scale, p.k_scale, g, at);
+    find_scale<CFG_K_TOKENS>(k.scale, p.k_scale, g, at);
     return k;
 }
 
@@ -91,7 +74,7 @@ DEVICE void copy_scale(u32 to, const cu_scale &s, const code_key &k, int column)
     if (!k.codes || !s.data)
         store_word(to, __float_as_uint(1.f));
     else if (s.is_f16)
-        store_word(to, __float_as_uint(half_to_float(__ldg((const u16 *)s.data + at))));
+        store_word(to, __float_as_uint(load_scale(s, at)));
     else
         asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to),
                      "l"((const float *)s.data + at)
@@ -136,17 +119,26 @@ DEVICE void widen_piece(u32 (&e)[EACH / 2], const u32 (&w)[4], float scale)
     }
 }
 
+/* The scale of a thread's piece of a panel; that of its key, or the one copied beside it. */
+DEVICE float piece_scale(float scale, u32)
+{
+    return scale;
+}
+
+DEVICE float piece_scale(long long, u32 place)
+{
+    return __uint_as_float(load_word(place));
+}
+
 /* The thread's two pieces of a panel; scales: of their keys. */
-DEVICE void widen_panel(u32 panel, const float (&scales)[2])
+DEVICE void widen_panel(u32 panel, const k_scale_word (&scales)[2])
 {
     u32 w[2][4], e[2][EACH / 2];
-    float by[2] = {scales[0], scales[1]};
+    float by[2];
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         load_words(w[i], own_place(panel, widened_key(i), 0));
-#if CFG_K_CHANNELS
-        by[i] = __uint_as_float(load_word(own_place(panel, widened_key(i), 1)));
-#endif
+        by[i] = piece_scale(scales[i], own_place(panel, widened_key(i), 1));
     }
 #pragma unroll
     for (int i = 0; i < 2; i++)
@@ -177,7 +169,7 @@ DEVICE void copy_unit(const arena &a, u32 n, int unit, const cu_fwd &p,
     }
 }
 
-DEVICE void widen_unit(const arena &a, u32 n, int unit, const float (&scales)[2])
+DEVICE void widen_unit(const arena &a, u32 n, int unit, const k_scale_word (&scales)[2])
 {
     int panels = unit_panels(unit);
 #pragma unroll 1
@@ -204,8 +196,8 @@ DEVICE void load_keys(const arena &a, const cu_fwd &p, const mod_args &mod, cons
                       const tensor_map *)
 {
     lookahead x;
-    code_key coming[2]; /* of the block whose units are copied */
-    float scales[2];    /* of the block whose units are widened */
+    code_key coming[2];     /* of the block whose units are copied */
+    k_scale_word scales[2]; /* of the block whose units are widened */
     int end = share_of_cta(p, mod, l, x.at);
     ahead_begin(x, p, mod, l, 1, end);
     int is_there = take_keys(coming, x, p, mod, l, end);

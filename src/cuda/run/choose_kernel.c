@@ -311,20 +311,26 @@ static int is_same(const saccade_tensor *a, const saccade_tensor *b, int n)
     return yes;
 }
 
-/* Whether values are the first columns of their keys, which come in tensor copies, or as codes
- * of the same scales. */
-static int suits_latent(const plan_run *run, const cu_loaded *program, int has_codes)
+/* Whether a key's codes have one scale for K and for V. */
+static int has_one_scale(const plan_run *run)
 {
     const saccade_tensor *k = run->k_scale, *v = run->v_scale;
+    if (!k || !v)
+        return k == v;
+    return is_same(k, v, 3) && k->dtype == v->dtype
+           && (k->stride[3] == v->stride[3] || v->shape[3] == 1);
+}
+
+/* Whether values are the first columns of their keys: codes, or what comes in tensor copies. */
+static int suits_latent(const saccade_plan *plan, const plan_run *run)
+{
+    const cu_state *s = plan->state;
     cu_chunks chunks;
     if (!is_same(run->k, run->v, 3))
         return 0;
-    if (has_codes && k && v)
-        return is_same(k, v, 3) && k->dtype == v->dtype
-               && (k->stride[3] == v->stride[3] || v->shape[3] == 1);
-    if (has_codes)
-        return k == v;
-    run_place_box(run, 1, &program->form.tile, &chunks);
+    if (cu_codes(&plan->problem))
+        return has_one_scale(run);
+    run_place_box(run, 1, &s->programs[CU_LATENT].form.tile, &chunks);
     return !chunks.is_small;
 }
 
@@ -344,8 +350,7 @@ static int takes_run(const saccade_plan *plan, cu_program program, const plan_ru
            && (program == CU_FEW ? suits_few(plan, run)
                                  : kind->operation != CU_OP_SMALL || suits_small(plan, run))
            && (program != CU_DECODE_HALF || suits_half(s, run))
-           && (program != CU_LATENT
-               || suits_latent(run, &s->programs[program], cu_codes(&plan->problem)))
+           && (program != CU_LATENT || suits_latent(plan, run))
            && (program != CU_PAIR || suits_pair(plan, run))
            && (kind->operation != CU_OP_PARTS || !run->between);
 }
