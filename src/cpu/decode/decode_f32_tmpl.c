@@ -225,10 +225,9 @@ static ALWAYS_INLINE void sum_chunk(int rows, int columns, saccade_dtype dtype,
         acc[t] = vf_set(0);
     for (int32_t t = 0; t < n; t += turns) {
         prefetch_lines(job->next, 1, job->share * turns);
-        const int many = n - t < turns ? n - t : turns;
 #pragma GCC unroll 4
         for (int k = 0; k < turns; k++, row += v->stride) {
-            if (k == many)
+            if (t + k == n)
                 break;
 #pragma GCC unroll 16
             for (int c = 0; c < columns; c++) {
